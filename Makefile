@@ -1,0 +1,75 @@
+# `make demo` and `make test` set up .venv by themselves, with the versions of constraints.txt;
+# nothing is installed twice. `make help` lists the targets.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+INSTALL := $(PIP) install -q -c constraints.txt
+# The build tools come from .venv too, so that a changed C++ file costs a compilation and no download.
+BUILD_TOOLS := scikit-build-core nanobind cmake ninja
+CXX_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp)
+CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth: 4, ColumnLimit: 120}'
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test quick lint types pytest wheel-check format bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+demo: .venv/demo.stamp ## train and evaluate a small gated network, a few minutes on a CPU
+	$(BIN)/cofire demo
+
+test: lint types pytest wheel-check ## everything that has to pass before a commit
+
+quick: .venv/dev.stamp ## the tests without the slow ones
+	$(BIN)/python -m pytest -q -m "not slow"
+
+lint: .venv/dev.stamp ## style of Python and C++
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(CLANG_FORMAT) --dry-run --Werror $(CXX_FILES)
+
+types: .venv/dev.stamp ## mypy, strict, on src
+	$(BIN)/mypy
+
+pytest: .venv/dev.stamp ## all tests
+	$(BIN)/python -m pytest -q --durations=10
+
+# The wheel gets an environment of its own; the dependencies are borrowed from .venv by a .pth
+# file, which does not bring along the editable install.
+wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
+	rm -rf build/wheel-check
+	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel-check .
+	$(BIN)/python -m venv --without-pip build/wheel-check/venv
+	$(PIP) --python build/wheel-check/venv install -q --no-deps --no-index build/wheel-check/cofire-*.whl
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	    > "$$(echo build/wheel-check/venv/lib/python*/site-packages)/borrowed.pth"
+	cd build/wheel-check && venv/bin/python -c "import cofire; assert 'wheel-check' in cofire.__file__; print(cofire.__version__)"
+	cd build/wheel-check && venv/bin/cofire --help > /dev/null
+
+format: .venv/dev.stamp ## rewrite the files in our style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(CLANG_FORMAT) -i $(CXX_FILES)
+
+bench: .venv/dev.stamp ## run every benchmark
+	set -e; for file in $(sort $(wildcard benchmarks/*.py)); do $(BIN)/python $$file; done
+
+clean: ## remove everything that make made
+	rm -rf .venv build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+
+# What `make demo` needs. The install is editable: an edited Python file needs no set-up, an edited
+# C++ file does. .venv itself is made anew only when it does not work.
+.venv/demo.stamp: pyproject.toml constraints.txt CMakeLists.txt $(CXX_FILES)
+	$(PIP) --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	$(INSTALL) $(BUILD_TOOLS)
+	$(INSTALL) --no-build-isolation -e '.[demo]'
+	touch $@
+
+# What `make test` adds. torchvision and timm serve the compatibility tests only; without --no-deps
+# they would ask for another torch.
+.venv/dev.stamp: .venv/demo.stamp
+	$(INSTALL) --no-build-isolation -e '.[dev]'
+	$(INSTALL) --no-deps torchvision timm
+	touch $@

@@ -1,0 +1,118 @@
+"""cofire: convolutional networks that compute only what an input needs.
+
+The files, in the data's way; each imports only from files above it:
+
+    errors.py            what a user can do wrong, one class each
+    text.py              tables as text
+    strict.py            TOML and JSON tables <-> frozen dataclasses
+    files.py             files that are whole or not there
+    data/
+        images.py        images in memory, and the batches they are fed in
+        feeding.py       any loader -> checked batches
+        decoding.py      encoded pictures -> pixels
+        sources.py       digits, CIFAR-10, folders, synthetic images
+    backbones/
+        registry.py      create_backbone, list_backbones, load_weights
+        vgg.py           VGG 11 to 19, CIFAR and ImageNet
+        resnet.py        ResNet 20 to 110 (CIFAR), 18 to 50 (ImageNet)
+        mobilenet.py     MobileNet V1 and V2
+    units.py             what can be switched off, and where gates may sit
+    tracing.py           nn.Module -> flat list of calls
+    graph.py             calls -> Graph: what each is, and how live channels flow
+    placement.py         Graph -> its units, by the rules
+    cost.py              Graph + masks -> MACs, in three columns
+    targets.py           activations -> which filters should fire
+    losses.py            logits + targets -> loss
+    heads.py             a unit's input -> logits
+    gates/
+        base.py          what a gate is; the registry of methods
+        ftwt.py          Fire Together Wire Together
+    gating.py            gate(model, config) -> GatedModel
+    estimate.py          cost of a config before training; ratio for a budget
+    signatures.py        filters per group: uniform, Taylor, from a file
+    persistence.py       save, load
+    evaluation.py        evaluate() -> Report
+    runlog.py            the log of a run, one JSON object per line
+    checkpoints.py       a run's state on disk
+    training.py          fit(), Recipe
+    runtime/
+        _native.pyi      what the compiled module offers
+    provenance.py        machine, versions, commit of a number
+    experiment.py        a recipe file, and the verbs that carry it out
+    demo.py              the whole method on digits
+    cli.py               the command line
+"""
+
+from cofire import data, signatures
+from cofire.backbones import (
+    Backbone,
+    create_backbone,
+    list_backbones,
+    load_weights,
+    register_backbone,
+)
+from cofire.cost import Cost, cost
+from cofire.errors import (
+    CofireError,
+    ConfigError,
+    DataError,
+    FileError,
+    NoUnitError,
+    TraceError,
+    TrainingError,
+)
+from cofire.estimate import Estimate, Solution, estimate, solve_ratio
+from cofire.evaluation import Report, evaluate
+from cofire.gates.base import AbstractGate, Decision, GateConfig, register_gate
+from cofire.gates.ftwt import FTWT
+from cofire.gating import GatedModel, gate, mask_loss
+from cofire.graph import Graph, trace
+from cofire.persistence import load, save
+from cofire.provenance import version as _version
+from cofire.training import FitResult, Recipe, fit
+from cofire.units import Placement, Unit, Units
+
+__version__ = _version()
+
+__all__ = [
+    "FTWT",
+    "AbstractGate",
+    "Backbone",
+    "CofireError",
+    "ConfigError",
+    "Cost",
+    "DataError",
+    "Decision",
+    "Estimate",
+    "FileError",
+    "FitResult",
+    "GateConfig",
+    "GatedModel",
+    "Graph",
+    "NoUnitError",
+    "Placement",
+    "Recipe",
+    "Report",
+    "Solution",
+    "TraceError",
+    "TrainingError",
+    "Unit",
+    "Units",
+    "cost",
+    "create_backbone",
+    "data",
+    "estimate",
+    "evaluate",
+    "fit",
+    "gate",
+    "list_backbones",
+    "load",
+    "load_weights",
+    "mask_loss",
+    "register_backbone",
+    "register_gate",
+    "save",
+    "signatures",
+    "solve_ratio",
+    "trace",
+]

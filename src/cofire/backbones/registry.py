@@ -1,0 +1,225 @@
+"""The registry of backbones: a name and its arguments -> a plain CNN, with or without stored weights."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from cofire.errors import ConfigError, FileError, unknown
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneSpec:
+    """All that is needed to build a backbone again: ``create_backbone(spec.name, **spec.args)``.
+
+    ``args`` holds every argument, also the ones left at their default, so that a stored spec keeps its
+    meaning when a default changes.
+    """
+
+    name: str
+    args: dict[str, Json]
+
+
+class Backbone(nn.Module, ABC):
+    """Base of our networks: images (B, C, H, W) -> logits (B, num_classes).
+
+    Attributes:
+        spec: name and arguments it was made with; set by `create_backbone`.
+        input_shape: the (C, H, W) it was made for; set by `create_backbone`.
+    """
+
+    spec: BackboneSpec
+    input_shape: tuple[int, int, int]
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor: ...
+
+    @staticmethod
+    def own_key(key: str) -> str:
+        """Our name of a state-dict key; overridden where checkpoints with other names are common."""
+        return key
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    factory: Callable[..., Backbone]
+    input_shape: tuple[int, int, int]
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.factory).parameters
+
+
+_entries: dict[str, _Entry] = {}
+_Factory = TypeVar("_Factory", bound=Callable[..., Backbone])
+
+
+def register_backbone(name: str, *, input_shape: tuple[int, int, int]) -> Callable[[_Factory], _Factory]:
+    """Decorator that makes a factory known to `create_backbone` under ``name``.
+
+    Args:
+        name: must not be taken yet.
+        input_shape: the (C, H, W) of the images the network is made for.
+
+    The factory's signature, such as ``(num_classes: int = 10, *, width: float = 1.0)``, says which arguments
+    there are, their types and their defaults.
+    """
+
+    def register(factory: _Factory) -> _Factory:
+        if name in _entries:
+            raise ConfigError(f"backbone {name!r} is registered already; choose another name")
+        entry = _Entry(factory=factory, input_shape=input_shape)
+        if "num_classes" not in entry.parameters:
+            raise ConfigError(f"the factory of backbone {name!r} must take num_classes, got {list(entry.parameters)}")
+        _entries[name] = entry
+        return factory
+
+    return register
+
+
+def list_backbones(pattern: str | None = None) -> list[str]:
+    """Names of all registered backbones in alphabetical order, or of those that match ``pattern``.
+
+    >>> list_backbones("resnet?0")
+    ['resnet20', 'resnet50']
+    """
+    return sorted(_entries) if pattern is None else fnmatch.filter(sorted(_entries), pattern)
+
+
+def create_backbone(
+    name: str, *, num_classes: int | None = None, weights: str | Path | None = None, **args: Json
+) -> Backbone:
+    """A new network of a registered architecture.
+
+    Args:
+        name: one of `list_backbones`.
+        num_classes: number of logits; by default 10 for CIFAR-sized and 1000 for ImageNet-sized networks.
+        weights: a file for `load_weights`; by default the weights are random.
+        args: the architecture's own arguments, such as ``width`` of the MobileNets.
+    """
+    if name not in _entries:
+        raise unknown("backbone", name, _entries)
+    entry = _entries[name]
+    given = args if num_classes is None else {"num_classes": num_classes, **args}
+    spec = BackboneSpec(name=name, args=_complete_args(name, entry.parameters, given))
+    model = entry.factory(**spec.args)
+    if not isinstance(model, Backbone):
+        raise ConfigError(f"the factory of backbone {name!r} must return a Backbone, got {type(model).__name__}")
+    model.spec = spec
+    model.input_shape = entry.input_shape
+    if weights is not None:
+        load_weights(model, weights)
+    return model
+
+
+def _complete_args(
+    name: str, parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Json]
+) -> dict[str, Json]:
+    """``given`` with the defaults filled in; a value must have the type of its default."""
+    for key in given:
+        if key not in parameters:
+            raise unknown(f"argument of backbone {name!r}", key, parameters)
+    complete: dict[str, Json] = {}
+    for key, parameter in parameters.items():
+        value = given.get(key, parameter.default)
+        if value is inspect.Parameter.empty:
+            raise ConfigError(f"backbone {name!r} must be given {key}")
+        kind = int if key == "num_classes" else type(parameter.default)
+        if kind in (bool, int, float, str):
+            if type(value) is not kind and (kind, type(value)) != (float, int):
+                raise ConfigError(f"{key} of backbone {name!r} must be of type {kind.__name__}, got {value!r}")
+            value = kind(value)
+        if key == "num_classes" and value < 1:
+            raise ConfigError(f"num_classes of backbone {name!r} must be at least 1, got {value}")
+        complete[key] = value
+    return complete
+
+
+def init_weights(model: nn.Module) -> None:
+    """Random weights in place: Kaiming normal (fan out) for convs, the identity for batch norms.
+
+    The fan is that of one group: `nn.init.kaiming_normal_` does not know of groups, and the signal of a fresh
+    MobileNet would vanish in its depthwise convs.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels // module.groups * math.prod(module.kernel_size)
+            nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    """Fill ``model`` with the weights of a file; the model is left alone if they do not fit.
+
+    A ``.safetensors`` file is read as such, any other as a PyTorch checkpoint of plain tensors
+    (``weights_only=True``: nothing in it is executed). The wrapper ``{"state_dict": ...}`` and the prefix
+    ``module.`` of data-parallel checkpoints are taken off, and a `Backbone` translates foreign keys by its
+    ``own_key``. Every key must be there in its shape, but for batch norm's ``num_batches_tracked``.
+    """
+    path = Path(path)
+    found = _read_tensors(path)
+    if all(key.startswith("module.") for key in found):
+        found = {key.removeprefix("module."): tensor for key, tensor in found.items()}
+    weights: dict[str, Tensor] = {}
+    for key, tensor in found.items():
+        own_key = model.own_key(key) if isinstance(model, Backbone) else key
+        if own_key in weights:
+            raise FileError(f"weights file {path.name!r} holds {own_key!r} twice, under different names")
+        weights[own_key] = tensor
+
+    wanted = model.state_dict()
+    missing = [key for key in wanted if key not in weights and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in weights if key not in wanted]
+    misshaped = [
+        f"{key} must be {tuple(tensor.shape)}, got {tuple(weights[key].shape)}"
+        for key, tensor in wanted.items()
+        if key in weights and weights[key].shape != tensor.shape
+    ]
+    kinds = {"missing": missing, "unexpected": unexpected, "wrong shape": misshaped}
+    problems = [f"{kind}: {_first_few(items)}" for kind, items in kinds.items() if items]
+    if problems:
+        raise FileError(f"weights file {path.name!r} does not fit this {type(model).__name__}; " + "; ".join(problems))
+    model.load_state_dict(weights, strict=False)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise FileError(f"weights file '{path}' does not exist")
+    try:
+        content: Any
+        if path.suffix == ".safetensors":
+            content = safetensors.torch.load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can fail anywhere in its parser
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise FileError(f"weights file '{path}' is truncated, damaged or holds more than tensors: {reason}") from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
+    ):
+        raise FileError(f"weights file '{path}' must hold a state dict of tensors, got {type(content).__name__}")
+    return dict(content)
+
+
+def _first_few(items: Iterable[str], count: int = 3) -> str:
+    items = list(items)
+    rest = f" and {len(items) - count} more" if len(items) > count else ""
+    return ", ".join(items[:count]) + rest

@@ -1,0 +1,85 @@
+"""Checkpoints of a training run: one tensor file each, whole or not there, the last two kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cofire.errors import FileError
+from cofire.files import read_tensors, write_tensors
+from cofire.persistence import fill
+
+logger = logging.getLogger("cofire")
+_FORMAT = "cofire-checkpoint/1"
+_KEEP = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after ``step`` steps: tensors, and what else the loop must know to go on, as JSON values."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    state: Mapping[str, Any]
+
+
+def capture(step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Checkpoint:
+    """The model's weights and the optimiser's buffers at this moment."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for index, buffers in optimizer.state_dict()["state"].items():
+        for name, value in buffers.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{index}.{name}"] = value
+    return Checkpoint(step, tensors, state)
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a checkpoint's tensors back; learning rates are the schedule's business."""
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+    for key, tensor in checkpoint.tensors.items():
+        part, _, name = key.partition(".")
+        parts[part][name] = tensor
+    fill(model, parts["model"], f"the checkpoint of step {checkpoint.step}")
+    buffers: dict[int, dict[str, Any]] = {}
+    for key, tensor in parts["optimizer"].items():
+        index, _, name = key.partition(".")
+        buffers.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": buffers})
+
+
+class CheckpointFolder:
+    """``step-00000123.safetensors`` files in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Add a checkpoint, then drop all but the last two."""
+        path = self.folder / f"step-{checkpoint.step:08d}.safetensors"
+        header = {"format": _FORMAT, "step": checkpoint.step, "state": dict(checkpoint.state)}
+        write_tensors(path, checkpoint.tensors, header)
+        for old in self._paths()[:-_KEEP]:
+            old.unlink()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest readable checkpoint; a damaged one is named in a warning and the one before is taken."""
+        for left_over in self.folder.glob(".*.tmp"):
+            left_over.unlink()  # of a writer that was killed
+        for path in reversed(self._paths()):
+            try:
+                tensors, header = read_tensors(path)
+                if header.get("format") != _FORMAT:
+                    raise FileError(f"{path} must have format {_FORMAT!r}, got {header.get('format')!r}")
+                return Checkpoint(int(header["step"]), tensors, header["state"])
+            except FileError as error:
+                logger.warning("%s; the checkpoint before it is used", error)
+        return None
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.folder.glob("step-*.safetensors"))

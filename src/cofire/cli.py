@@ -1,0 +1,195 @@
+"""The command line: each sub-command is one call of a public function."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from cofire import data, demo, experiment
+from cofire.backbones import list_backbones
+from cofire.cost import cost
+from cofire.errors import CofireError, ConfigError
+from cofire.estimate import RATIOS
+from cofire.gating import GatedModel, describe_backbone, gate
+from cofire.graph import trace
+from cofire.persistence import load
+from cofire.provenance import version
+
+app = typer.Typer(
+    name="cofire",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Networks that compute only what an input needs: dynamic channel pruning of CNNs.\n\n"
+    "A typical session: `cofire solve RECIPE --macs 0.5` (which r gives half the MACs?), "
+    "`cofire train RECIPE --set gate.ratio=... --out runs/a`, `cofire eval runs/a`.\n\n"
+    "Exit codes: 0 done, 2 something you can fix (the message says what), 130 interrupted.",
+)
+out = Console()
+
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe, a TOML file; see the folder recipes/.", metavar="RECIPE")]
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a run that `cofire train` made.", metavar="RUN")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a recipe value, e.g. gate.ratio=0.8 or train.epochs=4. May be repeated."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")]
+NumImages = Annotated[int, typer.Option("--images", min=1, help="How many training images to look at.")]
+
+
+def _show(as_json: bool, machine: Any, human: Any) -> None:
+    """One result, for machines or for people."""
+    if as_json:
+        typer.echo(json.dumps(machine, indent=2))
+    else:
+        out.print(human)
+
+
+@app.command()
+def estimate(
+    recipe: RecipeFile,
+    overrides: Overrides = None,
+    ratios: Annotated[str, typer.Option(help="Ratios r in (0, 1], separated by commas.")] = "",
+    images: NumImages = 2000,
+    cascade: Annotated[bool, typer.Option(help="Apply the masks: exact, at one pass per ratio.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What each ratio r would save, before any training, from one pass over training images."""
+    try:
+        chosen = [float(part) for part in ratios.split(",")] if ratios else list(RATIOS)
+    except ValueError:
+        raise ConfigError(f"--ratios takes numbers separated by commas, got {ratios!r}") from None
+    parsed = experiment.read_experiment(recipe, overrides or ())
+    table = experiment.estimate_experiment(parsed, images=images, ratios=chosen, cascade=cascade)
+    _show(as_json, table.to_json(), table)
+
+
+@app.command()
+def solve(
+    recipe: RecipeFile,
+    macs: Annotated[float, typer.Option(help="Share of the MACs that may REMAIN; 0.5 is half.")],
+    overrides: Overrides = None,
+    images: NumImages = 2000,
+    as_json: AsJson = False,
+) -> None:
+    """The ratio r for a budget of MACs, before any training."""
+    solution = experiment.solve_experiment(
+        experiment.read_experiment(recipe, overrides or ()), macs=macs, images=images
+    )
+    _show(as_json, solution.to_json(), f"{solution}\nuse it: --set gate.ratio={solution.config.ratio:.4f}")
+
+
+@app.command()
+def train(
+    recipe: RecipeFile,
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run; an interrupted run there goes on.")],
+    overrides: Overrides = None,
+    result: Annotated[Path | None, typer.Option(help="Also copy result.json to this file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe, test it once, save model and result. Killed and called again, it goes on where it was."""
+    finished = experiment.train_experiment(experiment.read_experiment(recipe, overrides or ()), out_folder)
+    if result is not None:
+        result.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(out_folder / "result.json", result)
+    test = finished["test"]
+    saved = ", ".join(f"{column} {100 * share:.1f} %" for column, share in test["reduction"].items())
+    _show(
+        as_json,
+        finished,
+        f"top-1 {100 * test['top1']:.2f} % on {test['n']} test images; MACs saved: {saved}\n"
+        f"model and result in {out_folder}; look closer: cofire eval {out_folder}",
+    )
+
+
+@app.command(name="eval")
+def evaluate(
+    run: RunFolder,
+    threshold: Annotated[float | None, typer.Option(help="Run filters with a logit above this (trained: 0).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Accuracy, the three cost columns and every gate of a run on its test set."""
+    report = experiment.eval_run(run, threshold=threshold)
+    _show(as_json, report.to_json(), report)
+
+
+@app.command()
+def info(
+    what: Annotated[Path | None, typer.Argument(help="A run folder or a recipe; nothing: what cofire has.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """The units of a model: shapes, MACs, which are gated and why others are not."""
+    if what is None:
+        known = {"version": version(), "backbones": list_backbones(), "data": data.list_sources()}
+        _show(
+            as_json,
+            known,
+            "\n".join(f"{k}: {v if isinstance(v, str) else ', '.join(v)}" for k, v in known.items()),
+        )
+        return
+    if what.is_dir():
+        model = load(what)
+    else:
+        parsed = experiment.read_experiment(what, overrides or ())
+        sets = experiment.read_sets(parsed)
+        model = experiment.build_model(parsed, sets)
+        if parsed.gate is not None:
+            model = gate(model, parsed.gate)
+    if isinstance(model, GatedModel):
+        units = [unit.__dict__ for unit in model.units]
+        _show(as_json, {**model.describe(), "units": units}, model.units)
+    else:
+        dense = cost(trace(model), {}).dense
+        _show(
+            as_json,
+            {"backbone": describe_backbone(model), "macs": dense},
+            f"plain model, {sum(dense.values()):,} MACs, no gates",
+        )
+
+
+@app.command(name="data")
+def prepare(
+    name: Annotated[str | None, typer.Argument(help="Set to read and check; nothing: list them.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The data sets cofire knows; with a name, read it once so that later runs start at once."""
+    if name is None:
+        _show(as_json, data.list_sources(), "\n".join(data.list_sources()))
+        return
+    sets = data.source(name)
+    described = [{"name": s.name, "n": len(s), "shape": list(s.pixels_NCHW.shape[1:])} for s in sets]
+    _show(as_json, described, "\n".join(map(repr, sets)))
+
+
+@app.command(name="demo")
+def run_demo(
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the models go.")] = Path("runs/demo"),
+    as_json: AsJson = False,
+) -> None:
+    """The whole method in two minutes, offline: train on digits, estimate, solve for half the MACs, gate, compare."""
+    result = demo.run(out_folder, say=lambda what: None if as_json else out.print(what))
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+
+
+def main() -> None:
+    """Entry point: errors a user can fix are printed without a traceback, exit code 2."""
+    logging.basicConfig(level="WARNING", format="%(message)s", handlers=[RichHandler(console=Console(stderr=True))])
+    try:
+        app()
+    except CofireError as error:
+        Console(stderr=True).print(f"cofire: {error}", style="red", markup=False, highlight=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; call the same command again to go on", style="yellow")
+        sys.exit(130)

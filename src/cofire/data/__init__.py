@@ -1,0 +1,26 @@
+"""Images: from files, scikit-learn or a formula, to batches ``(x_BCHW, label_B)``.
+
+``images.py``: what is in memory, and how it is fed; ``decoding.py``: from encoded pictures to pixels;
+``sources.py``: where the pictures come from.
+"""
+
+from cofire.data.feeding import AnyLoader, feed
+from cofire.data.images import Augment, Batch, Images, Loader, crop_flip
+from cofire.data.sources import cifar10, digits, folder, imagenet_parquet, list_sources, source, synthetic
+
+__all__ = [
+    "AnyLoader",
+    "Augment",
+    "Batch",
+    "Images",
+    "Loader",
+    "cifar10",
+    "crop_flip",
+    "digits",
+    "feed",
+    "folder",
+    "imagenet_parquet",
+    "list_sources",
+    "source",
+    "synthetic",
+]

@@ -1,0 +1,183 @@
+"""Encoded pictures to pixels: Pillow for one picture, pyarrow for a file of many, and a cache of the result.
+
+Both packages are extras, imported when a picture or a Parquet file is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import json
+import logging
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cofire.errors import ConfigError, DataError, FileError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+logger = logging.getLogger("cofire")
+
+Decoded = tuple[Tensor, Tensor, tuple[str, ...]]  # pixels_NCHW, label_N, class names
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "WEBP",
+    "BMP",
+    "GIF",
+    "PPM",
+    "TIFF",
+)  # to try all that Pillow knows takes twice as long
+Fit = Callable[["Image"], "Image"]  # brings an RGB picture to the size of its set
+
+
+def require(module: str, package: str, extra: str) -> ModuleType:
+    """The module of an optional package, or an error that names the extra to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(f"{package} is needed here: pip install cofire[{extra}]") from error
+
+
+def cache_root() -> Path:
+    """Where decoded pictures are kept."""
+    return Path.home() / ".cache" / "cofire"
+
+
+def decode(pictures: Sequence[tuple[str, Path | bytes]], size: int, fit: Fit) -> Tensor:
+    """Pixels of encoded pictures, uint8 (N, 3, size, size).
+
+    Args:
+        pictures: for each, what errors call it, and its file or its bytes.
+        size: height and width that ``fit`` gives, at least 1.
+        fit: brings one RGB picture to size x size.
+    """
+    if size < 1:
+        raise ConfigError(f"size of pictures must be at least 1, got {size}")
+    pillow = require("PIL.Image", package="pillow", extra="data")
+    pixels_NCHW = np.empty((len(pictures), 3, size, size), dtype=np.uint8)
+    console = Console(stderr=True)
+    # One thread: Pillow holds the interpreter's lock while it decodes WebP, so that two take longer than one.
+    shown = track(pictures, "decoding", console=console, transient=True, disable=not console.is_terminal)
+    for n, (name, content) in enumerate(shown):
+        try:
+            file = io.BytesIO(content) if isinstance(content, bytes) else content
+            with pillow.open(file, formats=FORMATS) as image:
+                pixels_NCHW[n] = np.asarray(fit(_rgb(image))).transpose(2, 0, 1)
+        except Exception as error:  # each of Pillow's decoders has its own: OSError, SyntaxError, ...
+            raise DataError(f"picture {name} cannot be read: {error}") from error
+    return torch.from_numpy(pixels_NCHW)
+
+
+def centre(image: Image, size: int, shorter: int) -> Image:
+    """The middle size x size pixels, after resizing so that the shorter side is ``shorter`` (>= size)."""
+    short = min(image.size)
+    if short != shorter:
+        width, height = (side * shorter // short for side in image.size)
+        image = image.resize((width, height), importlib.import_module("PIL.Image").Resampling.BILINEAR)
+    left, top = (round((side - size) / 2) for side in image.size)
+    return image.crop((left, top, left + size, top + size))
+
+
+def exactly(image: Image, size: int) -> Image:
+    """The picture as it is, which must be size x size."""
+    if image.size != (size, size):
+        raise ValueError(f"must be {size}x{size}, got {image.width}x{image.height}")
+    return image
+
+
+def read_parquet(path: Path, size: int, fit: Fit) -> Decoded:
+    """Pixels, labels and class names of a Parquet file with columns ``image{bytes, path}`` and ``label``.
+
+    Class names are the JSON list ``class_names`` of the file's metadata, else the labels as text.
+    """
+    parquet = require("pyarrow.parquet", package="pyarrow", extra="data")
+    if not path.is_file():
+        raise FileError(f"Parquet file of pictures not found: {path}")
+    try:
+        table = parquet.read_table(path, columns=["image", "label"])
+        rows = table.column("image").to_pylist()
+        pictures = [(f"{row['path'] or n} of {path}", bytes(row["bytes"])) for n, row in enumerate(rows)]
+        labels = [int(label) for label in table.column("label").to_pylist()]
+        named = (table.schema.metadata or {}).get(b"class_names")
+        classes = json.loads(named) if named else range(max(labels, default=-1) + 1)
+    except Exception as error:  # damaged bytes, missing columns, nulls: pyarrow's errors, KeyError, TypeError
+        hint = "must be Parquet with columns image{bytes, path} and label"
+        raise FileError(f"{path} {hint}: {error}") from error
+    label_N = torch.tensor(labels, dtype=torch.int64)
+    return decode(pictures, size, fit), label_N, tuple(str(name) for name in classes)
+
+
+def read_parquet_once(path: Path, size: int, fit: Fit, prefix: str) -> Decoded:
+    """`read_parquet` through a cache, ``<prefix>-<fingerprint of the file>.safetensors`` in `cache_root`.
+
+    A cache that is damaged or cannot be written is logged and does no harm.
+    """
+    if not path.is_file():
+        raise FileError(f"Parquet file of pictures not found: {path}")
+    with path.open("rb") as file:
+        fingerprint = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    cache = cache_root() / f"{prefix}-{fingerprint}.safetensors"
+    if cache.exists():
+        try:
+            return _read_cache(cache)
+        except Exception as error:  # whatever is wrong with it, the pictures themselves are still there
+            logger.warning("%s is damaged (%s); it is made again from %s", cache, error, path)
+    decoded = read_parquet(path, size, fit)
+    try:
+        _write_cache(cache, decoded)
+    except (OSError, SafetensorError) as error:
+        logger.warning("decoded pictures of %s are not cached: %s", path, error)
+    return decoded
+
+
+def _rgb(image: Image) -> Image:
+    if image.mode[0] in "IF":  # Pillow would clip these to 255 instead of scaling them
+        raise ValueError(f"must have 8 bits per channel, got Pillow's mode {image.mode}")
+    return image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")
+
+
+def _read_cache(cache: Path) -> Decoded:
+    with safe_open(cache, "pt") as file:
+        header = json.loads(file.metadata()["cofire"])
+        decoded = file.get_tensor("pixels"), file.get_tensor("labels"), tuple(header["classes"])
+    if header["checksum"] != _checksum(decoded):
+        raise ValueError("its checksum is wrong")
+    return decoded
+
+
+def _write_cache(cache: Path, decoded: Decoded) -> None:
+    """Written beside, flushed to disk, renamed: who opens the cache sees all of it or none."""
+    pixels_NCHW, label_N, classes = decoded
+    header = json.dumps({"classes": classes, "checksum": _checksum(decoded)})
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=cache.parent, prefix=cache.name, suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file({"pixels": pixels_NCHW, "labels": label_N}, name, metadata={"cofire": header})
+        with open(name, "r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(name, cache)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _checksum(decoded: Decoded) -> int:
+    pixels_NCHW, label_N, classes = decoded
+    what = repr((pixels_NCHW.dtype, pixels_NCHW.shape, label_N.tolist(), classes))
+    return zlib.crc32(pixels_NCHW.numpy().data, zlib.crc32(what.encode()))

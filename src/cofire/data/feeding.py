@@ -1,0 +1,56 @@
+"""Any loader -> checked batches ``(x_BCHW, label_B or None)``, with a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from cofire.data.images import Batch
+from cofire.errors import DataError
+
+AnyLoader = Iterable[Any]
+"""Yields (x_BCHW, label_B), (x_BCHW, None), (x_BCHW,) or x_BCHW: a `Loader`, a torch DataLoader, a list."""
+
+
+def feed(loader: AnyLoader, text: str = "") -> Iterator[Batch]:
+    """The batches of ``loader`` as ``(x_BCHW, label_B or None)``; with ``text``, a bar on a terminal.
+
+    Raises:
+        DataError: a batch is not float images (B, C, H, W), labels do not fit, or there is no batch at all.
+    """
+    with progress(text) as bar:
+        task = bar.add_task(text, total=len(loader) if isinstance(loader, Sized) else None)
+        empty = True
+        for batch in loader:
+            empty = False
+            yield checked(batch)
+            bar.advance(task)
+    if empty:
+        raise DataError("the loader gave no batch: it is empty, or was used up by an earlier pass")
+
+
+def checked(batch: Any) -> Batch:
+    """One batch of any loader as ``(x_BCHW, label_B or None)``."""
+    parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
+    x = parts[0] if parts else None
+    labels = parts[1] if len(parts) > 1 else None
+    if not isinstance(x, Tensor) or x.ndim != 4 or not x.is_floating_point() or len(x) == 0:
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise DataError(f"a batch must begin with float images (B, C, H, W), got {got}")
+    if labels is None:
+        return x, None
+    if not isinstance(labels, Tensor) or labels.shape != x.shape[:1] or labels.is_floating_point():
+        got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise DataError(f"labels must be an integer tensor ({len(x)},), got {got}")
+    return x, labels.long()
+
+
+def progress(text: str) -> Progress:
+    """A bar on standard error that goes away when done; silent without ``text`` or without a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not text or not console.is_terminal)

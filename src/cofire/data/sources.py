@@ -1,0 +1,229 @@
+"""Where images come from: each function reads one kind of source and returns `Images`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from cofire.data.decoding import cache_root, centre, decode, exactly, read_parquet, read_parquet_once, require
+from cofire.data.images import Images
+from cofire.errors import ConfigError, DataError, FileError, unknown
+
+# The colour statistics of ImageNet, with which most published weights of the field were trained.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+
+def digits() -> tuple[Images, Images]:
+    """Handwritten digits of scikit-learn as (train, test): 1,437 and 360 grey images of 8x8, 10 classes.
+
+    They come with scikit-learn, so nothing is downloaded. The split is fixed and fair to every class.
+    """
+    bunch = require("sklearn.datasets", package="scikit-learn", extra="demo").load_digits()
+    images = Images(
+        pixels_NCHW=torch.tensor(bunch.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1),
+        label_N=torch.tensor(bunch.target, dtype=torch.int64),
+        classes=tuple(str(digit) for digit in range(10)),
+        mean=(0.305,),
+        std=(0.376,),
+        name="digits",
+    )
+    return images.split(360)
+
+
+def cifar10(
+    root: str | Path | None = None, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD
+) -> tuple[Images, Images]:
+    """CIFAR-10 as (train, test): 50,000 and 10,000 colour images of 32x32, 10 classes.
+
+    Reads ``cifar10/train.parquet`` and ``cifar10/test.parquet`` below ``root``. Decoding takes some seconds
+    and is done once: the pixels are kept in ``~/.cache/cofire``.
+
+    Args:
+        root: the data folder. Default: $COFIRE_DATA, else ``../shared/data`` if there is one, else
+            ``~/.cache/cofire``.
+        mean: of the normalisation, one value per channel.
+        std: of the normalisation, one value per channel.
+    """
+    home = _data_root(root) / "cifar10"
+    missing = [name for name in ("train.parquet", "test.parquet") if not (home / name).is_file()]
+    if missing:
+        raise FileError(
+            f"CIFAR-10 not found: {home} has no {' and no '.join(missing)}. The form understood is these two "
+            f"Parquet files, with columns image{{bytes, path}} and label; "
+            f"root= or the variable COFIRE_DATA names the folder that holds cifar10/"
+        )
+
+    def part(name: str) -> Images:
+        decoded = read_parquet_once(
+            home / f"{name}.parquet", size=32, fit=lambda image: exactly(image, 32), prefix="cifar10"
+        )
+        pixels_NCHW, label_N, classes = decoded
+        return Images(
+            pixels_NCHW=pixels_NCHW,
+            label_N=label_N,
+            classes=classes,
+            mean=mean,
+            std=std,
+            name=f"cifar10 {name}",
+        )
+
+    return part("train"), part("test")
+
+
+def imagenet_parquet(
+    path: str | Path, size: int = 224, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD
+) -> Images:
+    """The pictures of one Parquet file with columns ``image{bytes, path}`` and ``label``, all in memory.
+
+    Of each stored picture the middle ``size`` x ``size`` pixels are taken; one whose shorter side is below
+    ``size`` is enlarged first, none is shrunk.
+
+    Args:
+        path: the file.
+        size: height and width of the result, at least 1.
+        mean: of the normalisation, one value per channel.
+        std: of the normalisation, one value per channel.
+    """
+    path = Path(path).expanduser()
+    pixels_NCHW, label_N, classes = read_parquet(
+        path, size, lambda image: centre(image, size, shorter=max(size, min(image.size)))
+    )
+    return Images(pixels_NCHW=pixels_NCHW, label_N=label_N, classes=classes, mean=mean, std=std, name=path.stem)
+
+
+def folder(
+    root: str | Path,
+    size: int = 224,
+    labelled: bool = True,
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
+) -> Images:
+    """The pictures below a folder, all in memory: N * 3 * size * size bytes.
+
+    Each picture's shorter side is resized to size * 256 / 224, then the middle is cut out. Files count as
+    pictures by their suffix (jpg, png, webp, ...); others, and names that begin with a dot, do not count.
+
+    Args:
+        root: with ``labelled``, holds one folder per class, whose names in alphabetical order are the
+            classes 0, 1, ...; without, any pictures at any depth.
+        size: height and width of the result, at least 1.
+        labelled: whether folders are classes.
+        mean: of the normalisation, one value per channel.
+        std: of the normalisation, one value per channel.
+    """
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise FileError(f"folder of pictures not found: {root}")
+    groups = [root]
+    if labelled:
+        groups = sorted(group for group in root.iterdir() if group.is_dir() and group.name[0] != ".")
+    if not groups:
+        raise DataError(f"{root} must hold one folder per class, got none; or pass labelled=False")
+    pictures: list[tuple[str, Path | bytes]] = []
+    labels: list[int] = []
+    for label, group in enumerate(groups):
+        files = sorted(file for file in group.rglob("*") if _is_picture(file.relative_to(root)))
+        if not files:
+            raise DataError(f"{group} has no images; suffixes understood: {', '.join(sorted(SUFFIXES))}")
+        pictures += [(str(file), file) for file in files]
+        labels += [label] * len(files)
+    shorter = round(size * 256 / 224)
+    return Images(
+        pixels_NCHW=decode(pictures, size, lambda image: centre(image, size, shorter)),
+        label_N=torch.tensor(labels) if labelled else None,
+        classes=tuple(group.name for group in groups) if labelled else (),
+        mean=mean,
+        std=std,
+        name=root.resolve().name,
+    )
+
+
+def synthetic(n: int, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, seed: int = 0) -> Images:
+    """Learnable images without files: a smooth random pattern per class, under noise.
+
+    Image i is of class i % classes. The patterns depend on shape, classes and seed, not on ``n``; parts of
+    one set (`Images.split`) serve as training and test set.
+
+    Args:
+        n: number of images, at least 1.
+        shape: (C, H, W).
+        classes: number of classes, at least 1.
+        seed: of patterns and noise.
+    """
+    if n < 1 or classes < 1 or len(shape) != 3 or min(shape) < 1:
+        got = f"got n={n}, classes={classes}, shape={shape}"
+        raise ConfigError(f"synthetic: n, classes and each of shape (C, H, W) must be at least 1, {got}")
+    channels, height, width = shape
+    generator = torch.Generator().manual_seed(seed)
+    coarse_KCHW = torch.randn(classes, channels, 4, 4, generator=generator)
+    pattern_KCHW = F.interpolate(coarse_KCHW, size=(height, width), mode="bilinear")
+    label_N = torch.arange(n) % classes
+    noise_NCHW = torch.randn(n, channels, height, width, generator=generator)
+    return Images(
+        pixels_NCHW=(128 + 32 * pattern_KCHW[label_N] + 48 * noise_NCHW).clamp_(0, 255).to(torch.uint8),
+        label_N=label_N,
+        classes=tuple(str(label) for label in range(classes)),
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+        name="synthetic",
+    )
+
+
+def _synthetic_pair(
+    train: int = 2048,
+    test: int = 512,
+    shape: tuple[int, int, int] = (3, 32, 32),
+    classes: int = 10,
+    seed: int = 0,
+) -> tuple[Images, Images]:
+    if train < 1 or test < 1:
+        raise ConfigError(f"synthetic: train and test must be at least 1, got {train} and {test}")
+    return synthetic(train + test, shape, classes, seed).split(test)
+
+
+_SOURCES: dict[str, Callable[..., tuple[Images, Images]]] = {
+    "cifar10": cifar10,
+    "digits": digits,
+    "synthetic": _synthetic_pair,
+}
+
+
+def source(name: str, **arguments: object) -> tuple[Images, Images]:
+    """The (train, test) images of a source by its name, as recipe files give it.
+
+    Args:
+        name: one of `list_sources`.
+        arguments: of the source: ``root``, ``mean``, ``std`` for cifar10; ``train``, ``test`` (numbers of
+            images), ``shape``, ``classes``, ``seed`` for synthetic; none for digits. Lists count as tuples.
+    """
+    if name not in _SOURCES:
+        raise unknown("data source", name, _SOURCES)
+    known = inspect.signature(_SOURCES[name]).parameters
+    for argument in arguments:
+        if argument not in known:
+            raise unknown(f"argument of data source {name!r}:", argument, known)
+    return _SOURCES[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()})
+
+
+def list_sources() -> list[str]:
+    """Names that `source` understands, sorted."""
+    return sorted(_SOURCES)
+
+
+def _data_root(root: str | Path | None) -> Path:
+    named = root or os.environ.get("COFIRE_DATA")
+    if named:
+        return Path(named).expanduser()
+    beside = Path("..") / "shared" / "data"
+    return beside.resolve() if beside.is_dir() else cache_root()
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)

@@ -1,0 +1,183 @@
+"""evaluate(model, loader) -> Report: accuracy, the three cost columns, and what the gates did.
+
+Shapes: B samples, O filters, K classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.table import Table
+from torch import Tensor, nn
+
+from cofire.cost import COLUMNS, Column, Cost, cost
+from cofire.data.feeding import AnyLoader, feed
+from cofire.errors import DataError
+from cofire.gates.base import Decision
+from cofire.gating import GatedModel
+from cofire.graph import trace
+from cofire.text import percent, rendered
+from cofire.tracing import evaluating
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassReport:
+    """One class: its number of images, top-1, and mean reduction (column ``executed``)."""
+
+    n: int
+    top1: float
+    reduction: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a model does on a set of ``n`` images; shares in [0, 1].
+
+    ``reduction[column]`` is the mean share of dense MACs saved and ``spread`` its standard deviation over samples.
+    Per group: ``keep_rate`` of filters, ``mask_accuracy`` against the targets, ``empty`` the number of samples
+    for which no filter ran.
+    """
+
+    n: int
+    top1: float
+    top5: float
+    loss: float
+    dense_macs: int
+    reduction: dict[Column, float]
+    spread: dict[Column, float]
+    keep_rate: dict[str, float]
+    mask_accuracy: dict[str, float]
+    empty: dict[str, int]
+    per_class: dict[int, ClassReport]
+    threshold: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON values."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        return rendered(self.__rich__())
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"n = {self.n}, dense {self.dense_macs:,} MACs", title_justify="left", show_header=False)
+        table.add_row("top-1 / top-5", f"{percent(self.top1, 2)} / {percent(self.top5, 2)}")
+        for column in COLUMNS:
+            saved = f"{percent(self.reduction[column])} ± {100 * self.spread[column]:.1f} saved"
+            table.add_row(f"MACs, {column}", saved)
+        for group, rate in self.keep_rate.items():
+            empty = f", no filter for {self.empty[group]} samples" if self.empty[group] else ""
+            right = f", mask accuracy {percent(self.mask_accuracy[group])}" if group in self.mask_accuracy else ""
+            table.add_row(group, f"{bar(rate)} {percent(rate)} kept{right}{empty}")
+        return table
+
+
+def bar(share: float, width: int = 20) -> str:
+    """A share in [0, 1] as a bar."""
+    full = round(share * width)
+    return "█" * full + "░" * (width - full)
+
+
+def evaluate(model: nn.Module, loader: AnyLoader, *, text: str = "evaluating") -> Report:
+    """Accuracy and cost of ``model``, gated or plain, in eval mode.
+
+    Args:
+        loader: labelled batches (x_BCHW, label_B).
+        text: what the progress bar says; empty for none.
+    """
+    sums = _Sums(model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for x_BCHW, label_B in feed(loader, text):
+        if label_B is None:
+            raise DataError("evaluate needs labelled images; for unlabelled ones use estimate")
+        sums.add(x_BCHW.to(device), label_B.to(device))
+    return sums.report()
+
+
+class _Sums:
+    """Sums over batches, so that memory does not grow with the set."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.n = 0
+        self.sums: dict[Any, float] = defaultdict(float)
+        self.classes: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
+        self.dense: dict[tuple[int, int, int], Cost] = {}
+        self.dense_macs = 0
+
+    def add(self, x_BCHW: Tensor, label_B: Tensor) -> None:
+        with torch.no_grad(), evaluating(self.model):
+            logits_BK = self._forward(x_BCHW)
+        if int(label_B.max()) >= logits_BK.shape[1]:
+            raise DataError(f"labels must be below the model's {logits_BK.shape[1]} classes, got {int(label_B.max())}")
+        ranked = logits_BK.topk(min(5, logits_BK.shape[1]), dim=1).indices
+        hit = ranked == label_B[:, None]
+        self.sums["top1"] += float(hit[:, 0].sum())
+        self.sums["top5"] += float(hit.any(1).sum())
+        self.sums["loss"] += float(F.cross_entropy(logits_BK.float(), label_B, reduction="sum"))
+        batch_cost = self._cost(x_BCHW)
+        self.dense_macs = batch_cost.dense_total
+        for column in COLUMNS:
+            saved_B = batch_cost.reduction(column).expand(len(x_BCHW))
+            self.sums["reduction", column] += float(saved_B.sum())
+            self.sums["square", column] += float(saved_B.square().sum())
+        saved_B = batch_cost.reduction("executed").expand(len(x_BCHW))
+        for label, right, saved in zip(label_B.tolist(), hit[:, 0].tolist(), saved_B.tolist(), strict=True):
+            counts = self.classes[label]
+            counts[:] = counts[0] + 1, counts[1] + right, counts[2] + saved
+        self.n += len(x_BCHW)
+
+    def _forward(self, x_BCHW: Tensor) -> Tensor:
+        if not isinstance(self.model, GatedModel):
+            logits_BK: Tensor = self.model(x_BCHW)
+            return logits_BK
+        with self.model.observe(self._watch):
+            logits_BK = self.model(x_BCHW)
+        return logits_BK
+
+    def _watch(self, group: str, decision: Decision, y_BOHW: Tensor) -> None:
+        assert isinstance(self.model, GatedModel)
+        mask_BO = decision.mask > 0.5
+        self.sums["keep", group] += float(mask_BO.double().mean(1).sum())
+        self.sums["empty", group] += float((~mask_BO.any(1)).sum())
+        target_BO = self.model.gates[group].target(y_BOHW)
+        if target_BO is not None:
+            self.sums["right", group] += float((mask_BO == target_BO).double().mean(1).sum())
+
+    def _cost(self, x_BCHW: Tensor) -> Cost:
+        shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
+        if isinstance(self.model, GatedModel):
+            return self.model.cost(input_shape=shape)
+        if shape not in self.dense:
+            self.dense[shape] = cost(trace(self.model, shape), {})
+        return self.dense[shape]
+
+    def report(self) -> Report:
+        def per_group(what: str) -> dict[str, float]:
+            return {key[1]: value / self.n for key, value in self.sums.items() if key[0] == what}
+
+        mean = {column: self.sums["reduction", column] / self.n for column in COLUMNS}
+        spread = {
+            column: max(0.0, self.sums["square", column] / self.n - mean[column] ** 2) ** 0.5 for column in COLUMNS
+        }
+        return Report(
+            n=self.n,
+            top1=self.sums["top1"] / self.n,
+            top5=self.sums["top5"] / self.n,
+            loss=self.sums["loss"] / self.n,
+            dense_macs=self.dense_macs,
+            reduction=mean,
+            spread=spread,
+            keep_rate=per_group("keep"),
+            mask_accuracy=per_group("right"),
+            empty={key[1]: int(value) for key, value in self.sums.items() if key[0] == "empty"},
+            per_class={
+                label: ClassReport(n=int(n), top1=right / n, reduction=saved / n)
+                for label, (n, right, saved) in sorted(self.classes.items())
+            },
+            threshold=self.model.threshold if isinstance(self.model, GatedModel) else None,
+        )

@@ -1,0 +1,3 @@
+"""Who decides which filters run, one file per method; importing a method's file registers it."""
+
+from cofire.gates import ftwt as ftwt

@@ -1,0 +1,151 @@
+"""What a gate is: decides on a unit's input which filters run, learns from the unit's output; and the registry.
+
+Shapes: B samples, I input channels, O filters.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from cofire.errors import ConfigError, unknown
+from cofire.units import Placement, Unit
+
+
+class Decision(NamedTuple):
+    """What a gate decided for one batch."""
+
+    logits_BO: Tensor | None
+    mask: Tensor
+    """(B, O) of 0/1, actually applied; carries a gradient where the method lets one through."""
+    scale_BO: Tensor | None = None
+    """For methods that also rescale the filters they keep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateConfig(Placement):
+    """Base of every gate config: placement options plus how the groups' losses become one."""
+
+    reduction: Literal["mean", "sum"] = "mean"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
+
+    @classmethod
+    def preset(cls, name: str, **options: Any) -> Any:
+        """The config of a named preset, with ``options`` on top."""
+        if name not in cls.presets:
+            raise unknown(f"{cls.__name__} preset", name, cls.presets)
+        return cls(**{**cls.presets[name], **options})
+
+
+class AbstractGate(nn.Module):
+    """Decides for one group of units. A subclass implements ``decide`` and ``loss``, and ``target`` if it has one."""
+
+    head_macs: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threshold = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.decision: Decision | None = None
+        self.last_loss: Tensor | None = None
+        self.forced: Tensor | Literal["open", "targets"] | None = None
+        self.observer: Callable[[Decision, Tensor], None] | None = None
+
+    @abstractmethod
+    def decide(self, x_BIHW: Tensor) -> Decision:
+        """The decision for a unit input (B, I, H, W): all that the native engine must mirror."""
+
+    @abstractmethod
+    def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
+        """What ``decision`` should have been, given the unmasked output: scalar, sum over filters, mean over batch."""
+
+    def target(self, y_BOHW: Tensor) -> Tensor | None:
+        """The mask that self-supervision asks for, bool (B, O); None for a method without targets."""
+        return None
+
+    def forward(self, x_BIHW: Tensor) -> Decision | None:
+        """Called with the unit's input, before its conv runs (which may be followed by in-place changes)."""
+        self.last_loss = None
+        return self.decide(x_BIHW) if self.forced is None else None
+
+    def masked(self, y_BOHW: Tensor, decision: Decision | None) -> Tensor:
+        """The unit's output with the filters that are off at exactly zero; keeps decision and loss on the gate."""
+        if decision is None:
+            decision = Decision(None, self._forced_mask(y_BOHW))
+        elif self.training:
+            self.last_loss = self.loss(decision, y_BOHW)
+        self.decision = decision
+        if self.observer is not None:
+            self.observer(decision, y_BOHW)
+        if isinstance(self.forced, str) and self.forced == "open":
+            return y_BOHW
+        factor_BO = decision.mask if decision.scale_BO is None else decision.mask * decision.scale_BO
+        return y_BOHW * factor_BO.to(y_BOHW.dtype).reshape(*y_BOHW.shape[:2], *[1] * (y_BOHW.ndim - 2))
+
+    def _forced_mask(self, y_BOHW: Tensor) -> Tensor:
+        if isinstance(self.forced, Tensor):
+            return self.forced.expand(y_BOHW.shape[0], -1)
+        if self.forced == "targets":
+            target_BO = self.target(y_BOHW)
+            if target_BO is None:
+                raise ConfigError(f"{type(self).__name__} has no targets to force")
+            return target_BO.to(y_BOHW.dtype)
+        return y_BOHW.new_ones(()).expand(y_BOHW.shape[:2])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What deepcopy and pickle take along: not the last batch, whose tensors hang on an autograd graph."""
+        kept = dict(self.__dict__)
+        for name in ("decision", "last_loss", "forced", "observer"):
+            kept[name] = None
+        return kept
+
+
+Gates = Mapping[str, AbstractGate]
+Builder = Callable[[list[list[Unit]], Any], Gates]
+Config = TypeVar("Config", bound=type[GateConfig])
+
+_builders: dict[type[GateConfig], Builder] = {}
+
+
+def register_gate(config_type: type[GateConfig]) -> Callable[[Builder], Builder]:
+    """Decorator: ``build(groups, config) -> {group: gate}`` makes the gates for configs of this type.
+
+    ``groups`` is a list of groups, each a list of units in execution order: the gate reads the first unit's
+    input and masks the last unit's output.
+    """
+    if not (dataclasses.is_dataclass(config_type) and issubclass(config_type, GateConfig)):
+        raise ConfigError(f"register_gate takes a dataclass derived from GateConfig, got {config_type!r}")
+    if any(known.__name__ == config_type.__name__ for known in _builders):
+        raise ConfigError(f"a gate config named {config_type.__name__!r} is registered already")
+
+    def register(build: Builder) -> Builder:
+        _builders[config_type] = build
+        return build
+
+    return register
+
+
+def gate_types() -> dict[str, type[GateConfig]]:
+    """Name -> config type of every registered method."""
+    return {config_type.__name__: config_type for config_type in _builders}
+
+
+def build_gates(groups: list[list[Unit]], config: GateConfig) -> Gates:
+    """The gates of a registered method, one per group."""
+    if type(config) not in _builders:
+        raise unknown("gate config", type(config).__name__, gate_types())
+    gates = _builders[type(config)](groups, config)
+    wanted = {group[0].group for group in groups}
+    if set(gates) != wanted:
+        raise ConfigError(
+            f"the builder of {type(config).__name__} must return one gate per group; "
+            f"missing {sorted(wanted - set(gates))}, unexpected {sorted(set(gates) - wanted)}"
+        )
+    return gates

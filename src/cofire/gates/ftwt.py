@@ -1,0 +1,120 @@
+"""FTWT, "Fire Together Wire Together" (CVPR 2022): heads that learn which filters will fire from the network itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from cofire.errors import ConfigError
+from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, register_gate
+from cofire.heads import Head
+from cofire.losses import mask_bce
+from cofire.targets import activity, mass_targets, top_target
+from cofire.units import Unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class FTWT(GateConfig):
+    """The method's options; the defaults are ours, ``FTWT.preset("paper" | "official")`` the published forms.
+
+    Args:
+        ratio: share r of the activation mass that targets keep, in (0, 1]; the only knob.
+        mode: ``decoupled`` keeps task loss and mask loss apart; ``joint`` lets both reach backbone and heads.
+        signature: filters to keep per group, the same for every sample, in place of ``ratio``; see
+            ``cofire.signatures``.
+        pool, softmax, bias: of the heads.
+        straight_through: in joint mode the task loss reaches the heads through the binarisation.
+        floor: smallest number of filters in a mass target, 0 or 1.
+        silent: what the target of an all-zero map is: what the floor says, or all filters.
+        tolerance: how far the mass may pass ``ratio``.
+    """
+
+    ratio: float = 0.9
+    mode: Literal["joint", "decoupled"] = "decoupled"
+    signature: Mapping[str, int] | None = None
+    pool: Literal["max", "avg"] = "max"
+    softmax: bool = True
+    bias: bool = True
+    straight_through: bool = True
+    floor: Literal[0, 1] = 1
+    silent: Literal["floor", "all"] = "floor"
+    tolerance: float = 0.0
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "default": {},
+        "paper": {"floor": 0, "reduction": "sum", "depthwise": "separate", "always": True},
+        "official": {
+            "pool": "avg",
+            "floor": 0,
+            "silent": "all",
+            "tolerance": 1e-5,
+            "straight_through": False,
+            "depthwise": "separate",
+            "always": True,
+            "linear": True,
+        },
+    }
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.ratio <= 1.0:
+            raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
+        if not 0.0 <= self.tolerance < 1.0:
+            raise ConfigError(f"FTWT.tolerance must be in [0, 1), got {self.tolerance}")
+
+
+class FTWTGate(AbstractGate):
+    """One head and the rule that makes its targets."""
+
+    def __init__(self, group: list[Unit], config: FTWT) -> None:
+        super().__init__()
+        self.config = config
+        self.joint = config.mode == "joint"
+        self.k = _kept(group, config)
+        sizes = (group[0].in_channels, group[-1].out_channels)
+        self.head = Head(*sizes, pool=config.pool, softmax=config.softmax, bias=config.bias)
+        self.head_macs = self.head.macs
+
+    def decide(self, x_BIHW: Tensor) -> Decision:
+        logits_BO = self.head(x_BIHW if self.joint else x_BIHW.detach())
+        mask_BO = (logits_BO > self.threshold).to(logits_BO.dtype)
+        if self.joint and self.config.straight_through:
+            share_BO = torch.sigmoid(logits_BO)
+            mask_BO = mask_BO + (share_BO - share_BO.detach())  # value of the mask, gradient of the sigmoid
+        return Decision(logits_BO, mask_BO)
+
+    def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
+        assert decision.logits_BO is not None
+        return mask_bce(decision.logits_BO, self.target(y_BOHW))
+
+    def target(self, y_BOHW: Tensor) -> Tensor:
+        return self.targets(activity(y_BOHW), [self.config.ratio])[0]
+
+    def targets(self, activity_BO: Tensor, ratios: list[float]) -> Tensor:
+        """The targets of pooled activations (B, O) under each ratio, bool (R, B, O)."""
+        if self.k is not None:
+            return top_target(activity_BO, self.k).expand(len(ratios), -1, -1)
+        target_RBO = mass_targets(activity_BO, ratios, floor=self.config.floor, tolerance=self.config.tolerance)
+        if self.config.silent == "all":
+            target_RBO |= (activity_BO == 0).all(1, keepdim=True)
+        return target_RBO
+
+
+def _kept(group: list[Unit], config: FTWT) -> int | None:
+    if config.signature is None:
+        return None
+    name, filters = group[0].group, group[-1].out_channels
+    if name not in config.signature:
+        raise ConfigError(f"FTWT.signature must name every group, got none for {name!r}")
+    k = config.signature[name]
+    if not 1 <= k <= filters:
+        raise ConfigError(f"FTWT.signature[{name!r}] must be in 1..{filters}, got {k}")
+    return k
+
+
+@register_gate(FTWT)
+def build(groups: list[list[Unit]], config: FTWT) -> Gates:
+    return {group[0].group: FTWTGate(group, config) for group in groups}

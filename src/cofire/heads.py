@@ -1,0 +1,42 @@
+"""A unit's input -> one logit per filter: the only part of a gate that the native engine has to mirror.
+
+Shapes: B samples, I input channels, O filters.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+
+class Head(nn.Module):
+    """Global pooling over space, softmax over channels, linear map (section 3.3 of the paper).
+
+    Args:
+        in_channels, out_channels: I and O.
+        pool: global ``max`` or ``avg``.
+        softmax: normalise the pooled input over its channels.
+        bias: of the linear map.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, pool: Literal["max", "avg"], softmax: bool, bias: bool
+    ) -> None:
+        super().__init__()
+        self.pool = pool
+        self.softmax = softmax
+        self.linear = nn.Linear(in_channels, out_channels, bias=bias)
+
+    @property
+    def macs(self) -> int:
+        """MACs for one sample."""
+        return self.linear.in_features * self.linear.out_features
+
+    def forward(self, x_BIHW: Tensor) -> Tensor:
+        """Logits (B, O) for an input (B, I, H, W)."""
+        flat = x_BIHW.flatten(2)
+        pooled_BI = flat.amax(2) if self.pool == "max" else flat.mean(2)
+        logits_BO: Tensor = self.linear(torch.softmax(pooled_BI, dim=1) if self.softmax else pooled_BI)
+        return logits_BO

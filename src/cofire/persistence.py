@@ -1,0 +1,92 @@
+"""save / load: a folder with ``config.json`` and ``model.safetensors``. Loading never runs code from a file."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from cofire.backbones import create_backbone
+from cofire.errors import ConfigError, FileError, unknown
+from cofire.files import MODEL_FORMAT, read_json, read_tensors, write_model
+from cofire.gates.base import GateConfig, gate_types
+from cofire.gating import GatedModel, describe_backbone, gate
+from cofire.strict import structure
+
+
+def save(model: nn.Module, folder: str | Path) -> Path:
+    """Write ``model``, gated or plain, into ``folder``; an older model there is replaced.
+
+    A backbone of the registry can be loaded without the code that made it; any other model needs to be handed
+    to :func:`load` again.
+    """
+    if isinstance(model, GatedModel):
+        return model.save(folder)
+    return write_model(folder, model.state_dict(), {"backbone": describe_backbone(model), "gate": None})
+
+
+def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
+    """The model in ``folder``: a :class:`GatedModel`, or a plain one if it was saved without gates.
+
+    Args:
+        model: the plain model, needed if it is not one of cofire's backbones; a copy of it is filled.
+    """
+    folder = Path(folder)
+    config = read_json(folder / "config.json")
+    tensors, _ = read_tensors(folder / "model.safetensors")
+    if not isinstance(config, Mapping) or config.get("format") != MODEL_FORMAT:
+        found = config.get("format") if isinstance(config, Mapping) else config
+        raise FileError(f"{folder / 'config.json'} must have format {MODEL_FORMAT!r}, got {found!r}")
+    try:
+        loaded = rebuild(config, model, str(folder))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise FileError(f"{folder / 'config.json'} is damaged: {error!r}") from error
+    fill(loaded, tensors, str(folder))
+    return loaded.eval()
+
+
+def rebuild(config: Mapping[str, Any], model: nn.Module | None, where: str) -> nn.Module:
+    """A model with the structure that ``config`` describes and fresh weights."""
+    if model is None:
+        if config["backbone"] is None:
+            raise ConfigError(
+                f"{where} holds a model that is not one of cofire's backbones: pass it, load(path, model=...)"
+            )
+        model = create_backbone(config["backbone"]["name"], **config["backbone"]["args"])
+    if config["gate"] is None:
+        return copy.deepcopy(model)
+    groups = set(config["groups"])
+    gate_config = gate_config_from(config["gate"], f"{where} gate")
+    shape = tuple(config["input_shape"])
+    gated = gate(model, gate_config, filter_fn=lambda unit: unit.group in groups, input_shape=shape)
+    if set(gated.gates) != groups:
+        raise FileError(f"{where}: the model has no units {sorted(groups - set(gated.gates))}; is it the right one?")
+    gated.threshold = config["threshold"]
+    return gated
+
+
+def gate_config_from(table: Mapping[str, Any], where: str) -> GateConfig:
+    """A gate config from ``{type, fields}``."""
+    types = gate_types()
+    if table["type"] not in types:
+        raise unknown("gate type", table["type"], types)
+    return structure(types[table["type"]], table["fields"], where)
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Load a state_dict, with an error that names what does not fit."""
+    own = model.state_dict()
+    missing, surplus = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    shapes = [key for key in own.keys() & tensors.keys() if own[key].shape != tensors[key].shape]
+    for what, keys in (
+        ("lacks", missing),
+        ("has unknown", surplus),
+        ("has other shapes for", sorted(shapes)),
+    ):
+        if keys:
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise FileError(f"{where} {what} {', '.join(keys[:3])}{more}; it belongs to another model")
+    model.load_state_dict(dict(tensors))

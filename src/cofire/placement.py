@@ -1,0 +1,201 @@
+"""Graph + Placement -> Graph with its units: which filters can be switched off, which share a mask, why others stay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+from torch import nn
+
+from cofire.errors import NoUnitError
+from cofire.graph import Graph, Op
+from cofire.units import Placement, Role, Unit, Units, group_macs, head_macs
+
+
+def place(graph: Graph, placement: Placement, filter_fn: Callable[[Unit], bool] | None = None) -> Graph:
+    """``graph`` with its units under ``placement``.
+
+    Args:
+        filter_fn: called with each unit that could be gated; False leaves it open. A group is gated only if
+            all of its units are.
+
+    Raises:
+        NoUnitError: no unit is left to gate.
+    """
+    units = [_unit(graph, op, placement) for op in graph.ops if op.kind == "conv"]
+    units = _share_masks(graph, units, placement)
+    units = _drop_costly_heads(units, placement)
+    if filter_fn is not None:
+        refused = {unit.group for unit in units if unit.gated and not filter_fn(unit)}
+        units = [_open(unit, "filter_fn refused it") if unit.group in refused else unit for unit in units]
+    if not any(unit.gated for unit in units):
+        raise NoUnitError(_nothing(units))
+    return dataclasses.replace(graph, units=Units(units))
+
+
+def _nothing(units: list[Unit]) -> str:
+    if not units:
+        return "no unit was selected: the model has no conv"
+    reasons = sorted({unit.reason for unit in units})
+    lines = [f"  {reason}: {', '.join(u.name for u in units if u.reason == reason)[:200]}" for reason in reasons]
+    return "no unit was selected; every conv is left open because\n" + "\n".join(lines)
+
+
+def _open(unit: Unit, reason: str) -> Unit:
+    return unit if not unit.gated else dataclasses.replace(unit, gated=False, reason=reason, group=unit.name)
+
+
+def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
+    shape = conv.conv
+    assert shape is not None
+    out, activated = _unit_end(graph, conv)
+    role, out, reason = _role(graph, conv, out, activated, placement)
+    first_call = next(op for op in graph.ops if op.conv and op.conv.module == shape.module)
+    if not isinstance(graph.modules.get(shape.module), nn.Conv2d):
+        reason = f"{conv.what} is not an nn.Conv2d module"
+    elif sum(op.conv is not None and op.conv.module == shape.module for op in graph.ops) > 1:
+        reason = "the module is called more than once; a gate belongs to one call"
+    elif max(conv.shape[1:]) == 1:
+        reason = "works on a 1x1 map (squeeze-and-excite or the like)"
+    elif _is_classifier(graph, out):
+        reason = "the classifier: its filters are the classes"
+    calls = "" if conv is first_call else f" (call {conv.name})"
+    return Unit(
+        name=shape.module + calls,
+        conv=conv.name,
+        out=out.name,
+        in_channels=shape.in_channels,
+        out_channels=shape.out_channels,
+        groups=shape.groups,
+        kernel_size=shape.kernel_size,
+        out_size=conv.shape[1:],
+        macs=shape.macs,
+        role=role,
+        group=shape.module,
+        gated=not reason,
+        reason=reason,
+    )
+
+
+def _unit_end(graph: Graph, conv: Op) -> tuple[Op, bool]:
+    """The last op of conv [-> norm] [-> activation], followed only while there is exactly one reader."""
+    end, op = conv, conv
+    while len(graph.users(op)) == 1:
+        op = graph.users(op)[0]
+        if op.activates:
+            return op, True
+        if op.kind == "norm":
+            end = op
+        elif op.kind != "pass" or op.shape != conv.shape:
+            break
+    return end, False
+
+
+def _role(graph: Graph, conv: Op, out: Op, activated: bool, placement: Placement) -> tuple[Role, Op, str]:
+    """Role, the op the mask multiplies, and why it is not gated ("" if it is)."""
+    shape = conv.conv
+    assert shape is not None
+    if shape.groups > 1 and shape.groups == shape.in_channels == shape.out_channels:
+        return "depthwise", out, ""
+    if activated:
+        return "plain", out, ""
+    addition, operand = _addition(graph, out)
+    if addition is not None and operand is not None:
+        if not _is_residual_branch(graph, addition, operand):
+            return "shortcut", out, "a shortcut: the addition refills its channels"
+        follower = _sole_activation(graph, addition)
+        if follower is not None:
+            return "residual", follower if placement.site == "post_add" else out, ""
+    if placement.linear:
+        return "linear", out, ""
+    after = "the addition that follows" if addition is not None else "it"
+    return "linear", out, f"linear: no activation comes after {after}"
+
+
+def _addition(graph: Graph, out: Op) -> tuple[Op | None, Op | None]:
+    """The addition that alone reads ``out``, through ops that keep zero at zero, and the operand it comes in by."""
+    op = out
+    while len(graph.users(op)) == 1:
+        reader = graph.users(op)[0]
+        if reader.kind == "add":
+            return reader, op
+        if reader.kind not in ("pass", "mul"):
+            break
+        op = reader
+    return None, None
+
+
+def _sole_activation(graph: Graph, addition: Op) -> Op | None:
+    readers = graph.users(addition)
+    return readers[0] if len(readers) == 1 and readers[0].kind == "activation" else None
+
+
+def _is_residual_branch(graph: Graph, addition: Op, operand: Op) -> bool:
+    """Of an addition's operands the residual branch is the one with more convs back to the common fork."""
+    others = [graph[name] for name in addition.sources if name != operand.name]
+    mine = _ancestors(graph, operand)
+    return all(
+        _num_convs(graph, mine - theirs) >= _num_convs(graph, theirs - mine)
+        for theirs in (_ancestors(graph, other) for other in others)
+    )
+
+
+def _ancestors(graph: Graph, op: Op) -> set[str]:
+    found, todo = {op.name}, [op]
+    while todo:
+        for name in todo.pop().sources:
+            if name not in found:
+                found.add(name)
+                todo.append(graph[name])
+    return found
+
+
+def _num_convs(graph: Graph, names: Iterable[str]) -> int:
+    return sum(graph[name].kind == "conv" for name in names)
+
+
+def _is_classifier(graph: Graph, out: Op) -> bool:
+    """True if nothing but pooling and moving lies between ``out`` and the model's output."""
+    todo = [out]
+    for op in todo:
+        readers = graph.users(op)
+        if any(reader.kind not in ("move", "pass", "output") for reader in readers):
+            return False
+        todo.extend(reader for reader in readers if reader not in todo)
+    return True
+
+
+def _share_masks(graph: Graph, units: list[Unit], placement: Placement) -> list[Unit]:
+    """Depthwise convs join the group of the conv that feeds them alone, or stand for themselves."""
+    by_out = {unit.out: i for i, unit in enumerate(units)}
+    for i, unit in enumerate(units):
+        if unit.role != "depthwise" or not unit.gated:
+            continue
+        feeder = _feeder(graph, unit, units, by_out)
+        if placement.depthwise == "grouped" and feeder is not None and feeder.gated:
+            units[i] = dataclasses.replace(unit, group=feeder.group)
+        elif not placement.linear and not graph[unit.out].activates:
+            units[i] = _open(unit, "linear: no activation comes after it, and no gated conv feeds it alone")
+    return units
+
+
+def _feeder(graph: Graph, unit: Unit, units: list[Unit], by_out: dict[str, int]) -> Unit | None:
+    """The gated unit whose output ``unit`` alone reads, directly or through ops that keep zero at zero."""
+    op = graph[graph[unit.conv].sources[0]]
+    while len(graph.users(op)) == 1:
+        if op.name in by_out:
+            return units[by_out[op.name]]
+        if op.kind not in ("pass", "move") or len(op.sources) != 1 or op.shape[0] != unit.in_channels:
+            return None
+        op = graph[op.sources[0]]
+    return None
+
+
+def _drop_costly_heads(units: list[Unit], placement: Placement) -> list[Unit]:
+    groups = Units(units).groups
+    return [
+        _open(unit, "its head would cost as many MACs as it can save (always=True gates it)")
+        if unit.gated and not placement.always and head_macs(groups[unit.group]) >= group_macs(groups[unit.group])
+        else unit
+        for unit in units
+    ]

@@ -1,0 +1,2 @@
+def cpu_features() -> list[str]:
+    """Instruction sets of this machine that kernels can use."""

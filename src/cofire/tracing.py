@@ -1,0 +1,171 @@
+"""nn.Module -> fx.Graph: the model's forward as a flat list of calls, with its modules and keys untouched."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from cofire.errors import TraceError
+
+# Subclasses of these keep their own forward (timm's Conv2dSame, BatchNormAct2d, LayerNorm2d ...), which is
+# one operation to us, so they are not traced through.
+_WHOLE = (_ConvNd, _NormBase, nn.Linear, nn.LayerNorm, nn.GroupNorm)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """True for batch, layer, group and instance norms and for anything that carries a batch norm's tensors."""
+    if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)):
+        return True
+    tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return {"running_mean", "running_var"} <= {name for name, _ in tensors}
+
+
+def norm_activates(module: nn.Module) -> bool:
+    """True for a norm that holds an activation of its own, as timm's BatchNormAct2d does."""
+    neutral = (nn.Identity, nn.Dropout)
+    return is_norm(module) and any(not isinstance(child, neutral) for child in module.children())
+
+
+def is_elementwise(module: nn.Module) -> bool:
+    """True for a module without state that treats every element alike, found by trying it.
+
+    Such a module commutes with any permutation of all elements. That covers activations and stochastic
+    depth of any library without a list of their names.
+    """
+    if any(True for _ in module.children()) or any(True for _ in module.parameters()):
+        return False
+    if any(True for _ in module.buffers()):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    probe = torch.randn(2, 4, 3, 3, generator=generator)
+    order = torch.randperm(probe.numel(), generator=generator)
+    try:
+        with torch.no_grad(), evaluating(module):
+            # A copy each time: the module may work in place.
+            plain = module(probe.clone())
+            shuffled = module(probe.flatten()[order].view_as(probe).clone())
+    except Exception:
+        return False
+    if not isinstance(plain, Tensor) or plain.shape != probe.shape:
+        return False
+    return torch.equal(plain.flatten()[order], shuffled.flatten())
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; every module's own mode is put back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class _Tracer(fx.Tracer):
+    """Keeps whole what is one operation to us, and remembers in which module each call was made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inside: list[str] = [""]
+        # Looked up beforehand: while tracing, calling a module to try it would be traced as well.
+        self.whole = {m for m in model.modules() if isinstance(m, _WHOLE) or is_norm(m) or is_elementwise(m)}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return super().is_leaf_module(m, module_qualified_name) or m in self.whole
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        self.inside.append(self.path_of_module(m))
+        result = super().call_module(m, forward, args, kwargs)
+        self.inside.pop()
+        return result
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        node.meta["inside"] = self.inside[-1]
+        return node
+
+
+def trace_calls(model: nn.Module) -> fx.Graph:
+    """The forward of ``model`` as an ``fx.Graph`` with one input and no ``nn.Identity``.
+
+    The branch that runs in eval mode is taken. Functions that were handed ``self.training`` read it anew at
+    each call, so dropout and stochastic depth keep working in both modes.
+
+    Raises:
+        TraceError: torch.fx cannot follow the forward; names the module and the ways out.
+    """
+    tracer = _Tracer(model)
+    optional = dict(list(inspect.signature(model.forward).parameters.items())[1:])
+    fixed = {name: p.default for name, p in optional.items() if p.default is not inspect.Parameter.empty}
+    try:
+        with evaluating(model):
+            graph = tracer.trace(model, concrete_args=fixed or None)
+    except Exception as error:
+        raise _untraceable(model, tracer.inside[-1], error) from error
+    _drop_fixed_inputs(graph)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(inputs) != 1:
+        names = ", ".join(node.name for node in inputs)
+        raise TraceError(f"the model's forward must take one image batch, got {len(inputs)} inputs: {names}")
+    _drop_identities(graph, model)
+    _read_training_anew(graph)
+    return graph
+
+
+def _untraceable(model: nn.Module, path: str, error: Exception) -> TraceError:
+    where = f"module {path!r}" if path else "the model's own forward"
+    kind = type(model.get_submodule(path)).__name__
+    return TraceError(
+        f"torch.fx cannot trace {where} ({kind}): {error}\n"
+        "Ways out: (1) decorate the function that looks at values or shapes with torch.fx.wrap, or replace the "
+        "branch by torch.where, so that the forward is the same for every input; (2) gate only the part of the "
+        "model that can be traced, e.g. model.features = cofire.gate(model.features, config)."
+    )
+
+
+def _drop_fixed_inputs(graph: fx.Graph) -> None:
+    """Remove the inputs that were fixed to their defaults, with the checks torch.fx hangs on them."""
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for placeholder in placeholders[1:]:
+        checks = [placeholder]
+        for node in checks:
+            checks.extend(user for user in node.users if user not in checks)
+        if all(node.op == "placeholder" or _is_check(node) for node in checks):
+            for node in sorted(checks, reverse=True):
+                graph.erase_node(node)
+
+
+def _is_check(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    return node.op == "call_function" and (name in ("eq", "is_", "_assert") or name.startswith("_assert"))
+
+
+def _drop_identities(graph: fx.Graph, model: nn.Module) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_module" and type(model.get_submodule(str(node.target))) is nn.Identity:
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.erase_node(node)
+
+
+def _read_training_anew(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        try:
+            bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
+        except (TypeError, ValueError):
+            continue
+        if isinstance(bound.arguments.get("training"), bool):
+            path = ".".join(part for part in (node.meta["inside"], "training") if part)
+            with graph.inserting_before(node):
+                bound.arguments["training"] = graph.create_node("get_attr", path, name="training")
+            node.args, node.kwargs = bound.args, bound.kwargs

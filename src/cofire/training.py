@@ -1,0 +1,359 @@
+"""fit(): the one training loop, for plain and gated models; a Recipe says how.
+
+Everything random is a function of (seed, epoch, step), so a run that is killed and started again ends with the
+same weights, bit for bit, as one that was not (same machine, versions and number of threads).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+
+from cofire.checkpoints import CheckpointFolder, capture, restore
+from cofire.data.feeding import AnyLoader, checked, progress
+from cofire.data.images import Batch, Loader
+from cofire.errors import ConfigError, DataError, FileError, TrainingError
+from cofire.evaluation import Report, evaluate
+from cofire.files import read_json, read_tensors, write_json, write_tensors
+from cofire.gating import GatedModel, mask_loss
+from cofire.persistence import fill
+from cofire.runlog import RunLog
+from cofire.strict import unstructure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train; the defaults are the paper's CIFAR settings for dynamic training.
+
+    Args:
+        epochs: passes over the training set, at least 1.
+        lr, momentum, weight_decay: SGD on the backbone.
+        head_lr, head_weight_decay: SGD on the gates, same momentum.
+        schedule: ``steps`` divides by 10 at each of ``milestones`` (epochs); ``cosine`` falls to 0 step by step.
+        head_schedule: ``same`` as the backbone's, or ``constant``.
+        freeze_heads: epoch from which the gates no longer learn.
+        train: ``all``, or ``heads``: the backbone stays bit-equal, batch-norm statistics included.
+        select: which epoch's weights are kept in the end: ``best`` on the validation set, or the ``last``.
+        precision: ``fp32`` or ``bf16`` autocast.
+        seed: of everything random.
+        checkpoint_steps: steps between checkpoints, besides one after each epoch.
+    """
+
+    epochs: int = 200
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    head_lr: float = 0.1
+    head_weight_decay: float = 0.0
+    schedule: Literal["steps", "cosine"] = "steps"
+    milestones: tuple[int, ...] = (80, 120, 150)
+    head_schedule: Literal["same", "constant"] = "same"
+    freeze_heads: int | None = None
+    train: Literal["all", "heads"] = "all"
+    select: Literal["best", "last"] = "best"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    seed: int = 0
+    checkpoint_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "checkpoint_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"Recipe.{name} must be at least 1, got {value}")
+        for name in ("lr", "head_lr", "momentum", "weight_decay", "head_weight_decay"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"Recipe.{name} must be a number >= 0, got {value}")
+
+    def factor(self, step: int, steps_per_epoch: int) -> float:
+        """What the learning rate is multiplied with at a step, counted from the start of training."""
+        if self.schedule == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * step / (self.epochs * steps_per_epoch)))
+        return float(0.1 ** sum(step >= milestone * steps_per_epoch for milestone in self.milestones))
+
+    def head_factor(self, step: int, steps_per_epoch: int) -> float:
+        """The same for the gates."""
+        if self.freeze_heads is not None and step >= self.freeze_heads * steps_per_epoch:
+            return 0.0
+        return 1.0 if self.head_schedule == "constant" else self.factor(step, steps_per_epoch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord:
+    """One epoch: mean losses over its steps and, where there is a validation set, what it gave."""
+
+    epoch: int
+    loss: float
+    mask_loss: float
+    seconds: float
+    val_top1: float | None
+    val_reduction: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """A finished training: its epochs, and the epoch whose weights the model has now."""
+
+    epochs: list[EpochRecord]
+    selected: int
+
+
+def fit(
+    model: nn.Module,
+    train: AnyLoader,
+    recipe: Recipe,
+    *,
+    val: AnyLoader | None = None,
+    out: str | Path | None = None,
+) -> FitResult:
+    """Train ``model``, plain or gated, in place.
+
+    Args:
+        train: batches (x_BCHW, label_B) of known number: a cofire ``Loader``, a torch DataLoader, a list.
+        val: validation batches; the epoch that does best on them is kept (``recipe.select``).
+        out: folder for checkpoints and the log ``log.jsonl``. A run found there is resumed; another run's is an
+            error. Without it nothing is written.
+
+    Raises:
+        TrainingError: a loss is not finite.
+        FileError: ``out`` belongs to another run, or cannot be written.
+    """
+    return _Run(model, train, recipe, val, Path(out) if out is not None else None).go()
+
+
+class _Run:
+    def __init__(
+        self, model: nn.Module, train: AnyLoader, recipe: Recipe, val: AnyLoader | None, out: Path | None
+    ) -> None:
+        if not isinstance(train, Sized) or len(train) == 0:
+            raise DataError("the training loader must have a length of at least one batch, got an empty or endless one")
+        self.recipe, self.train, self.val, self.out = recipe, train, val, out
+        self.steps_per_epoch = len(train)
+        AcceleratorState._reset_state()  # another fit in this process may have used another precision
+        self.accelerator = Accelerator(mixed_precision="bf16" if recipe.precision == "bf16" else "no")
+        self.plain = model
+        optimizer = torch.optim.SGD(_parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.folder = CheckpointFolder(out / "checkpoints") if out else None
+        self.log = RunLog(out / "log.jsonl" if out and self.accelerator.is_main_process else None)
+        self.step = 0
+        self.epochs: list[EpochRecord] = []
+        self.sums = [0.0, 0.0, 0.0]  # loss, mask loss, seconds of the epoch under way
+        self.best_weights: dict[str, Tensor] | None = None
+
+    def go(self) -> FitResult:
+        self._resume()
+        frozen = self._frozen()
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        try:
+            self._train()
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+        selected = self._selected()
+        if self.out is not None and selected != len(self.epochs) - 1:
+            tensors, _ = read_tensors(self._best_path(selected))
+            fill(self.plain, tensors, str(self._best_path(selected)))
+        elif self.best_weights is not None:
+            self.plain.load_state_dict(self.best_weights)
+        self.plain.eval()
+        return FitResult(epochs=self.epochs, selected=selected)
+
+    def _frozen(self) -> list[nn.Parameter]:
+        """Parameters that learn elsewhere but not in this run."""
+        if self.recipe.train == "all":
+            return []
+        learning = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        return [p for p in self.plain.parameters() if p.requires_grad and id(p) not in learning]
+
+    def _train(self) -> None:
+        total = self.recipe.epochs * self.steps_per_epoch
+        with progress("training") as bar:
+            task = bar.add_task("training", total=total, completed=self.step)
+            while self.step < total:
+                epoch, start = divmod(self.step, self.steps_per_epoch)
+                for batch in self._batches(epoch, start):
+                    self._train_step(epoch, batch)
+                    note = f"epoch {epoch + 1}/{self.recipe.epochs}, loss {self.sums[0] / self._step_in_epoch():.3f}"
+                    bar.update(task, completed=self.step, description=note)
+                    if self.step % self.steps_per_epoch == 0:
+                        self._end_epoch(epoch)
+                    elif self.recipe.checkpoint_steps and self.step % self.recipe.checkpoint_steps == 0:
+                        self._checkpoint()
+
+    def _step_in_epoch(self) -> int:
+        return (self.step - 1) % self.steps_per_epoch + 1
+
+    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        if isinstance(self.train, Loader):
+            yield from self.train.batches(epoch, start, rank, world)
+            return
+        torch.manual_seed(_seed(self.recipe.seed, epoch))  # a DataLoader draws its order from here
+        for index, batch in enumerate(self.train):
+            if index >= start and index % world == rank:
+                yield checked(batch)
+
+    def _train_step(self, epoch: int, batch: Batch) -> None:
+        began = time.perf_counter()
+        x_BCHW, label_B = (part.to(self.accelerator.device) if part is not None else None for part in batch)
+        assert x_BCHW is not None
+        torch.manual_seed(_seed(self.recipe.seed, epoch, self.step))
+        self._set_rates()
+        self._set_modes()
+        self.optimizer.zero_grad()
+        loss, masks = self._losses(x_BCHW, label_B)
+        value, mask_value = float(loss.detach()), float(masks)
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"the loss must be finite, got {value} at epoch {epoch}, step {self.step} "
+                f"(mask loss {mask_value}); lower lr or head_lr, or check the images for NaN"
+            )
+        self.accelerator.backward(loss)
+        self.optimizer.step()
+        self.step += 1
+        for i, amount in enumerate((value, mask_value, time.perf_counter() - began)):
+            self.sums[i] += amount
+        self.log.step(epoch=epoch, step=self.step, loss=value, mask_loss=mask_value, lr=self._rate)
+
+    def _losses(self, x_BCHW: Tensor, label_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Total loss and the gates' part of it."""
+        logits_BK = self.model(x_BCHW)
+        masks = mask_loss(self.model) if isinstance(self.plain, GatedModel) else logits_BK.new_zeros(())
+        if self.recipe.train == "heads":
+            return masks, masks.detach()
+        if label_B is None:
+            raise DataError(
+                "training needs labels; with unlabelled images only the heads can learn: Recipe(train='heads')"
+            )
+        if int(label_B.max()) >= logits_BK.shape[1]:
+            raise DataError(f"labels must be below the model's {logits_BK.shape[1]} classes, got {int(label_B.max())}")
+        return F.cross_entropy(logits_BK.float(), label_B) + masks, masks.detach()
+
+    def _set_rates(self) -> None:
+        factors = (self.recipe.factor, self.recipe.head_factor)
+        bases = (self.recipe.lr, self.recipe.head_lr)
+        for group in self.optimizer.param_groups:
+            which = 1 if group["heads"] else 0
+            group["lr"] = bases[which] * factors[which](self.step, self.steps_per_epoch)
+        self._rate = self.recipe.lr * self.recipe.factor(self.step, self.steps_per_epoch)
+
+    def _set_modes(self) -> None:
+        if self.recipe.train == "all":
+            self.model.train()
+        else:
+            self.model.eval()
+            assert isinstance(self.plain, GatedModel)
+            self.plain.gates.train()
+
+    def _end_epoch(self, epoch: int) -> None:
+        report: Report | None = None
+        if self.val is not None:
+            report = evaluate(self.plain, self.val, text="validating")
+        steps = self.steps_per_epoch
+        record = EpochRecord(
+            epoch=epoch,
+            loss=self.sums[0] / steps,
+            mask_loss=self.sums[1] / steps,
+            seconds=self.sums[2],
+            val_top1=report.top1 if report else None,
+            val_reduction=report.reduction["executed"] if report else None,
+        )
+        self.epochs.append(record)
+        self.sums = [0.0, 0.0, 0.0]
+        self.log.epoch(self.step, record)
+        if self._selected() == epoch and self.recipe.select == "best" and self.val is not None:
+            self._keep_best(epoch)
+        self._checkpoint()
+
+    def _selected(self) -> int:
+        scores = [record.val_top1 for record in self.epochs]
+        if self.recipe.select == "last" or None in scores:
+            return len(self.epochs) - 1
+        return max(range(len(scores)), key=lambda epoch: (scores[epoch], epoch))
+
+    def _keep_best(self, epoch: int) -> None:
+        if self.out is None:
+            self.best_weights = {name: tensor.clone() for name, tensor in self.plain.state_dict().items()}
+        elif self.accelerator.is_main_process:
+            write_tensors(self._best_path(epoch), self.plain.state_dict(), {"epoch": epoch})
+
+    def _best_path(self, epoch: int) -> Path:
+        assert self.out is not None
+        return self.out / "checkpoints" / f"best-{epoch:04d}.safetensors"
+
+    def _checkpoint(self) -> None:
+        if self.folder is None or not self.accelerator.is_main_process:
+            return
+        state = {"epochs": [dataclasses.asdict(record) for record in self.epochs], "sums": self.sums}
+        self.log.flush()
+        self.folder.write(capture(self.step, self.plain, self.optimizer, state))
+        for path in self.folder.folder.glob("best-*.safetensors"):
+            if self.epochs and path != self._best_path(self._selected()):
+                path.unlink()
+
+    def _resume(self) -> None:
+        if self.out is None or self.folder is None:
+            return
+        if self.accelerator.is_main_process:
+            self._claim_folder()
+        self.accelerator.wait_for_everyone()
+        checkpoint = self.folder.newest()
+        if checkpoint is not None:
+            restore(checkpoint, self.plain, self.optimizer)
+            self.step = checkpoint.step
+            self.epochs = [EpochRecord(**record) for record in checkpoint.state["epochs"]]
+            self.sums = list(checkpoint.state["sums"])
+        self.log.rewind(self.step)
+
+    def _claim_folder(self) -> None:
+        assert self.out is not None
+        mine = {"recipe": unstructure(self.recipe), "steps_per_epoch": self.steps_per_epoch}
+        path = self.out / "fit.json"
+        if path.exists():
+            theirs = read_json(path)
+            if theirs != mine:
+                changed = sorted(
+                    key
+                    for key in mine["recipe"] | theirs.get("recipe", {})
+                    if mine["recipe"].get(key) != theirs.get("recipe", {}).get(key)
+                )
+                what = ", ".join(changed) or "the number of steps"
+                raise FileError(
+                    f"{self.out} holds another run (it differs in {what}); choose another folder or remove it"
+                )
+        else:
+            write_json(path, mine)
+
+
+def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    heads = list(model.gates.parameters()) if isinstance(model, GatedModel) else []
+    if recipe.train == "heads":
+        if not isinstance(model, GatedModel):
+            raise ConfigError("Recipe(train='heads') needs a gated model: cofire.gate(model, config)")
+        backbone = []
+    else:
+        of_heads = {id(p) for p in heads}
+        backbone = [p for p in model.parameters() if p.requires_grad and id(p) not in of_heads]
+    groups = (
+        {"params": backbone, "weight_decay": recipe.weight_decay, "heads": False},
+        {"params": heads, "weight_decay": recipe.head_weight_decay, "heads": True},
+    )
+    return [group for group in groups if group["params"]]
+
+
+def _seed(*parts: int) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")

@@ -1,0 +1,104 @@
+"""Units: the filters of a model that can be switched off together, and where gates may sit; only data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+
+from cofire.text import rendered
+
+Role = Literal["plain", "residual", "shortcut", "depthwise", "linear"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A conv with the norm and activation that follow it: the only definition of what can be switched off."""
+
+    name: str
+    """The conv's qualified name in the model."""
+    conv: str
+    """Graph op of the conv."""
+    out: str
+    """Graph op whose output the mask multiplies."""
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    out_size: tuple[int, ...]
+    """(H, W) of the output map."""
+    macs: int
+    """Dense MACs of one sample."""
+    role: Role
+    group: str
+    """Name of the unit whose gate decides; units of one group share one mask."""
+    gated: bool
+    reason: str
+    """Why it is not gated, in words a user understands; empty for a gated unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where gates may sit; every gate config begins with these options.
+
+    Args:
+        site: mask of a residual block's last conv on its norm's output (``pre_add``) or on the activated sum
+            (``post_add``).
+        depthwise: ``grouped`` gives a depthwise conv the mask of the conv that feeds it; ``separate`` its own.
+        linear: gate convs that no activation follows (a linear bottleneck's projection) as well.
+        always: gate also where the head costs as many MACs as the unit.
+    """
+
+    site: Literal["pre_add", "post_add"] = "pre_add"
+    depthwise: Literal["grouped", "separate"] = "grouped"
+    linear: bool = False
+    always: bool = False
+
+
+class Units(tuple[Unit, ...]):
+    """The units of a model in execution order; prints as a table."""
+
+    @property
+    def groups(self) -> dict[str, list[Unit]]:
+        """Group name -> its gated units, in execution order."""
+        found: dict[str, list[Unit]] = {}
+        for unit in self:
+            if unit.gated:
+                found.setdefault(unit.group, []).append(unit)
+        return found
+
+    def __str__(self) -> str:
+        return rendered(self.__rich__())
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"{sum(u.gated for u in self)} of {len(self)} units gated", title_justify="left")
+        table.add_column("unit", no_wrap=True)
+        for column in ("filters", "kernel", "map"):
+            table.add_column(column, justify="right", no_wrap=True)
+        table.add_column("MACs", justify="right", no_wrap=True)
+        table.add_column("role")
+        table.add_column("gate, or why not")
+        for unit in self:
+            filters = f"{unit.in_channels} -> {unit.out_channels}" + (f" /{unit.groups}" if unit.groups > 1 else "")
+            sizes = ("x".join(map(str, unit.kernel_size)), "x".join(map(str, unit.out_size)))
+            own = "own" if unit.group == unit.name else f"of {unit.group}"
+            table.add_row(
+                unit.name,
+                filters,
+                *sizes,
+                f"{unit.macs:,}",
+                unit.role,
+                own if unit.gated else f"no: {unit.reason}",
+            )
+        return table
+
+
+def head_macs(group: list[Unit]) -> int:
+    """MACs of a linear head for a group: it reads the first unit's input and has a logit per filter."""
+    return group[0].in_channels * group[-1].out_channels
+
+
+def group_macs(group: list[Unit]) -> int:
+    """Dense MACs of a group's units."""
+    return sum(unit.macs for unit in group)

@@ -18,7 +18,9 @@ The files, in the data's way; each imports only from files above it:
         mobilenet.py     MobileNet V1 and V2
     units.py             what can be switched off, and where gates may sit
     tracing.py           nn.Module -> flat list of calls
-    graph.py             calls -> Graph: what each is, and how live channels flow
+    ops.py               what one call is
+    walk.py              calls -> ops, by running them once
+    graph.py             ops -> Graph: how live channels flow through them
     placement.py         Graph -> its units, by the rules
     cost.py              Graph + masks -> MACs, in three columns
     targets.py           activations -> which filters should fire

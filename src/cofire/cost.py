@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError, unknown
-from cofire.graph import Graph, Op, live_channels
+from cofire.graph import Graph, live_channels
+from cofire.ops import Op
 from cofire.units import head_macs
 
 Column = Literal["paper", "executed", "executed+heads"]

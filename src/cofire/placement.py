@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from cofire.errors import NoUnitError
-from cofire.graph import Graph, Op
+from cofire.graph import Graph
+from cofire.ops import Op
 from cofire.units import Placement, Role, Unit, Units, group_macs, head_macs
 
 

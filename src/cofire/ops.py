@@ -1,0 +1,57 @@
+"""Ops: what one call of a traced model is, in the words the rest of the library speaks; only data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+# "activation" and "pass" leave zero at zero; a "lift" does not (sigmoid, adding a number), so all is live after it.
+Kind = Literal[
+    "input", "conv", "linear", "norm", "activation", "pass", "lift", "add", "mul", "move", "opaque", "output"
+]
+
+DEAD, LIVE = 0, 1  # the ids of "always zero" (channel padding) and "may always be non-zero"
+
+
+@dataclass(frozen=True)
+class Conv:
+    """The arithmetic of one conv or linear call; ``macs_per_pair`` = kernel taps x output positions."""
+
+    module: str
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    macs_per_pair: int
+
+    @property
+    def macs(self) -> int:
+        """Dense multiply-accumulates for one sample, padding taps included."""
+        return self.macs_per_pair * self.in_channels * self.out_channels // self.groups
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call of the traced model.
+
+    ``reads`` holds for each tensor operand the ids of its channels, (C,) int64; the op's own channels have the
+    ids ``first .. first + channels - 1`` (none for a move: its readers see through it).
+    """
+
+    name: str
+    kind: Kind
+    what: str
+    sources: tuple[str, ...]
+    reads: tuple[Tensor, ...]
+    first: int
+    channels: int
+    shape: tuple[int, ...]
+    conv: Conv | None = None
+    activates: bool = False
+
+    @property
+    def own(self) -> slice:
+        """The op's columns in a live table."""
+        return slice(self.first, self.first + self.channels)

@@ -1,0 +1,286 @@
+"""Calls -> Ops, by running them once: shapes, kinds, and beside each tensor the ids of its channels.
+
+Each call that makes new channels owns a range of *ids*; calls that only move data (view, cat, chunk, pad,
+slice ...) are run on the ids themselves, so any of them, in any combination, is followed exactly without a rule
+of its own.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from cofire.ops import DEAD, LIVE, Conv, Kind, Op
+from cofire.tracing import is_elementwise, is_norm, norm_activates
+
+_MOVES: set[Any] = {
+    *(torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.cat, torch.concat, torch.stack),
+    *(torch.chunk, torch.split, torch.unbind, torch.narrow, torch.squeeze, torch.unsqueeze, torch.roll),
+    *(
+        torch.flip,
+        torch.clone,
+        torch.swapaxes,
+        torch.channel_shuffle,
+        operator.getitem,
+        F.pad,
+        F.channel_shuffle,
+    ),
+    *(
+        "flatten",
+        "reshape",
+        "view",
+        "permute",
+        "transpose",
+        "contiguous",
+        "chunk",
+        "split",
+        "unbind",
+        "narrow",
+    ),
+    *("squeeze", "unsqueeze", "expand", "repeat", "roll", "flip", "clone", "swapaxes", "detach", "select"),
+    *("to", "float", "type_as", "reshape_as", "view_as"),
+    *(nn.Flatten, nn.Unflatten, nn.ChannelShuffle, nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d),
+    *(nn.ReplicationPad2d, nn.PixelUnshuffle),
+}
+_REDUCTIONS: set[Any] = {torch.mean, torch.sum, torch.amax, "mean", "sum", "amax"}
+_POOLS: set[Any] = {
+    *_REDUCTIONS,
+    *(F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, F.lp_pool2d, F.interpolate),
+    torch.max_pool2d,
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.LPPool2d, nn.Upsample),
+    *(nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
+}
+_ACTIVATIONS: set[Any] = {
+    *(
+        F.relu,
+        F.relu_,
+        F.relu6,
+        F.leaky_relu,
+        F.leaky_relu_,
+        F.silu,
+        F.hardswish,
+        F.hardsigmoid,
+        F.gelu,
+        F.elu,
+    ),
+    *(
+        F.elu_,
+        F.selu,
+        F.celu,
+        F.mish,
+        F.softplus,
+        F.softsign,
+        F.hardtanh,
+        F.tanhshrink,
+        F.hardshrink,
+        F.prelu,
+    ),
+    *(
+        F.sigmoid,
+        F.tanh,
+        torch.relu,
+        torch.relu_,
+        torch.sigmoid,
+        torch.tanh,
+        torch.clamp,
+        torch.clip,
+        torch.abs,
+    ),
+    *(
+        "relu",
+        "relu_",
+        "sigmoid",
+        "sigmoid_",
+        "tanh",
+        "tanh_",
+        "clamp",
+        "clamp_",
+        "clip",
+        "hardshrink",
+        "abs",
+    ),
+    *(torch.neg, torch.exp, torch.sqrt, operator.neg, "neg", "exp", "sqrt"),
+}
+_NEUTRAL: set[Any] = {F.dropout, F.dropout2d, F.alpha_dropout, torch.dropout}
+_ADDS: set[Any] = {operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub}
+_ADDS |= {"add", "add_", "sub", "sub_"}
+_MULS: set[Any] = {operator.mul, operator.imul, torch.mul, "mul", "mul_"}
+_DIVS: set[Any] = {operator.truediv, operator.itruediv, torch.div, "div", "div_"}
+_NOT_ELEMENTWISE = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin, nn.MultiheadAttention, nn.GLU)
+
+
+class Walk(fx.Interpreter):
+    """Runs the calls once on two samples, and beside each tensor keeps a tensor of channel ids."""
+
+    def __init__(self, root: nn.Module, calls: fx.Graph) -> None:
+        super().__init__(root, graph=calls)
+        self.root = root
+        self.ids: dict[fx.Node, Any] = {}
+        self.ops: list[Op] = []
+        self.num_ids = 2
+
+    def run_node(self, n: fx.Node) -> Any:
+        # Copies, because a call may work in place and the probes below need its operands as they were.
+        operands = [self.env[source] for source in n.all_input_nodes if source in self.ids]
+        before = [value.clone() if isinstance(value, Tensor) else value for value in operands]
+        result = super().run_node(n)
+        self._record(n, before, result)
+        return result
+
+    def _record(self, n: fx.Node, operands: list[Any], result: Any) -> None:
+        sources = [source for source in n.all_input_nodes if source in self.ids]
+        if n.op == "output":
+            reads = tuple(self._channels(self.ids[source]) for source in sources)
+            self.ops.append(Op(n.name, "output", "output", tuple(s.name for s in sources), reads, 0, 0, ()))
+            return
+        if n.op not in ("placeholder",) and not sources:
+            return  # parameters, constants, sizes: nothing that a mask could reach
+        callee = self._callee(n)
+        kind = self._kind(n, callee, operands, result)
+        if kind is None:
+            return
+        names = tuple(source.name for source in sources)
+        shape = tuple(result.shape[1:]) if isinstance(result, Tensor) else ()
+        what = type(callee).__name__ if isinstance(callee, nn.Module) else getattr(callee, "__name__", str(callee))
+        if kind == "move":
+            moved = self._moved(n, callee)
+            if moved is not None:
+                self.ids[n] = moved
+                self.ops.append(Op(n.name, "move", what, names, (), 0, 0, shape))
+                return
+            kind = "opaque"
+        if kind == "opaque" or not isinstance(result, Tensor):
+            self.ids[n] = _always_live(result)
+            self.ops.append(Op(n.name, "opaque", what, names, (), 0, 0, shape))
+            return
+        dim = -1 if kind == "linear" else 1
+        channels = result.shape[dim]
+        first, self.num_ids = self.num_ids, self.num_ids + channels
+        view = [1] * result.ndim
+        view[dim] = channels
+        own = torch.arange(first, first + channels, dtype=torch.float64).view(view)
+        self.ids[n] = own.expand(result.shape)
+        reads = tuple(self._channels(self.ids[source], dim) for source in sources)
+        activates = kind in ("activation", "lift") and callee not in _ADDS
+        activates = activates or (isinstance(callee, nn.Module) and norm_activates(callee))
+        conv = self._conv(n, callee, operands[0], result) if kind in ("conv", "linear") else None
+        self.ops.append(Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates))
+
+    def _callee(self, n: fx.Node) -> Any:
+        return self.root.get_submodule(str(n.target)) if n.op == "call_module" else n.target
+
+    def _kind(self, n: fx.Node, callee: Any, operands: list[Any], result: Any) -> Kind | None:
+        """None for calls that give no tensor (sizes, shapes, checks)."""
+        parts = result if isinstance(result, (tuple, list)) else (result,)
+        if not any(isinstance(part, Tensor) for part in parts):
+            return None
+        if n.op == "placeholder":
+            return "input"
+        key = type(callee) if isinstance(callee, nn.Module) else callee
+        if key in _MOVES:
+            pads = [v for v in (n.kwargs.get("value"), getattr(callee, "value", None)) if v]
+            return "opaque" if pads or (key is F.pad and len(n.args) > 3 and n.args[3]) else "move"
+        if isinstance(callee, (_ConvNd, nn.Linear)) or key in (F.conv1d, F.conv2d, F.conv3d, F.linear):
+            return "linear" if isinstance(callee, nn.Linear) or key is F.linear else "conv"
+        if isinstance(callee, nn.Module) and is_norm(callee):
+            return "norm"
+        if not isinstance(result, Tensor) or result.ndim < 2 or not isinstance(operands[0], Tensor):
+            return "opaque"
+        pairs = len(operands) == 2 and all(isinstance(o, Tensor) for o in operands)
+        if key in _ADDS:
+            return "lift" if len(operands) == 1 else "add" if pairs and self._aligned(operands, result) else "opaque"
+        if key in _MULS:
+            return "mul" if pairs and self._aligned(operands, result) else "pass" if len(operands) == 1 else "opaque"
+        if key in _POOLS:
+            return "pass" if self._pools_space(n, key, operands[0]) else "opaque"
+        if len(operands) == 1 and operands[0].shape == result.shape and self._is_elementwise(key, callee):
+            return self._elementwise_kind(n, operands[0])
+        return "opaque"
+
+    @staticmethod
+    def _aligned(operands: list[Tensor], result: Tensor) -> bool:
+        return all(o.ndim == result.ndim and o.shape[1] in (1, result.shape[1]) for o in operands)
+
+    @staticmethod
+    def _pools_space(n: fx.Node, key: Any, x: Tensor) -> bool:
+        if key not in _REDUCTIONS:
+            return x.ndim == 4
+        dims = n.kwargs.get("dim", n.args[1] if len(n.args) > 1 else None)
+        given = [dims] if isinstance(dims, int) else list(dims) if isinstance(dims, (list, tuple)) else []
+        return bool(given) and x.ndim == 4 and {d % 4 for d in given if isinstance(d, int)} == {2, 3}
+
+    @staticmethod
+    def _is_elementwise(key: Any, callee: Any) -> bool:
+        if key in _ACTIVATIONS or key in _NEUTRAL or key in _DIVS:
+            return True
+        if not isinstance(callee, nn.Module) or isinstance(callee, _NOT_ELEMENTWISE):
+            return False
+        return isinstance(callee, nn.PReLU) or is_elementwise(callee)
+
+    def _elementwise_kind(self, n: fx.Node, x: Tensor) -> Kind:
+        """By trial: does zero stay zero (else every channel is live afterwards), and is it more than identity?"""
+        generator = torch.Generator().manual_seed(0)
+        probe = torch.randn(x.shape, generator=generator).to(x)
+        with torch.no_grad():
+            keeps_zero = not bool(self._call(n, {0: torch.zeros_like(x)}).any())
+            identity = torch.equal(self._call(n, {0: probe.clone()}), probe)
+        if not keeps_zero:
+            return "lift"
+        return "pass" if identity or n.target in _DIVS else "activation"
+
+    def _call(self, n: fx.Node, replaced: dict[int, Tensor]) -> Any:
+        """The call of ``n`` with its tensor operands replaced (by position among them)."""
+        swap = {node: replaced[i] for i, node in enumerate(s for s in n.all_input_nodes if s in self.ids)}
+        return self._run_with(n, lambda node: swap.get(node, self.env.get(node)))
+
+    def _moved(self, n: fx.Node, callee: Any) -> Any:
+        """The ids after a move, by running it on them; None where it cannot be run on them."""
+        try:
+            return self._run_with(n, lambda node: self.ids.get(node, self.env.get(node)))
+        except Exception:
+            return None
+
+    def _run_with(self, n: fx.Node, value: Callable[[fx.Node], Any]) -> Any:
+        args = fx.node.map_arg(n.args, value)
+        kwargs = fx.node.map_arg(n.kwargs, value)
+        if n.op == "call_module":
+            return self.root.get_submodule(str(n.target))(*args, **kwargs)
+        if n.op == "call_method":
+            return getattr(args[0], str(n.target))(*args[1:], **kwargs)
+        return n.target(*args, **kwargs)  # type: ignore[operator]
+
+    @staticmethod
+    def _channels(ids: Any, dim: int = 1) -> Tensor:
+        """(C,) ids along ``dim``; a channel that mixes several ids counts as live."""
+        if not isinstance(ids, Tensor) or ids.ndim < 2:
+            return torch.tensor([LIVE])
+        rows = ids[0].movedim(dim - 1 if dim > 0 else dim, 0).flatten(1) if ids.ndim > 2 else ids[0].unsqueeze(1)
+        own = rows.amax(1, keepdim=True)  # zeros beside it are spatial padding
+        uniform = ((rows == own) | (rows == DEAD)).all(1)
+        return torch.where(uniform, own[:, 0], LIVE).long()
+
+    def _conv(self, n: fx.Node, callee: Any, x: Tensor, result: Tensor) -> Conv:
+        """Channels and MACs of a conv or linear call, from its shapes."""
+        name = str(n.target) if n.op == "call_module" else n.name
+        if isinstance(callee, nn.Linear) or callee is F.linear:
+            return Conv(name, x.shape[-1], result.shape[-1], 1, (), prod(result.shape[1:-1]))
+        if isinstance(callee, _ConvNd):
+            groups, kernel = callee.groups, tuple(callee.kernel_size)
+        else:
+            weight: Any = fx.node.map_arg(n.args[1] if len(n.args) > 1 else n.kwargs["weight"], self.env.__getitem__)
+            groups, kernel = x.shape[1] // weight.shape[1], tuple(weight.shape[2:])
+        positions = prod((x if isinstance(callee, _ConvTransposeNd) else result).shape[2:])
+        return Conv(name, x.shape[1], result.shape[1], groups, kernel, prod(kernel) * positions)
+
+
+def _always_live(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return torch.full((1,), LIVE, dtype=torch.float64).expand(result.shape)
+    return tuple(_always_live(part) for part in result) if isinstance(result, (tuple, list)) else None

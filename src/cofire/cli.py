@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,8 @@ from cofire.backbones import list_backbones
 from cofire.cost import cost
 from cofire.errors import CofireError, ConfigError
 from cofire.estimate import RATIOS
-from cofire.gating import GatedModel, describe_backbone, gate
+from cofire.files import write_json
+from cofire.gating import GatedModel, describe_backbone
 from cofire.graph import trace
 from cofire.persistence import load
 from cofire.provenance import version
@@ -51,7 +51,7 @@ def _show(as_json: bool, machine: Any, human: Any) -> None:
     if as_json:
         typer.echo(json.dumps(machine, indent=2))
     else:
-        out.print(human)
+        out.print(human, markup=False)
 
 
 @app.command()
@@ -99,8 +99,7 @@ def train(
     """Train a recipe, test it once, save model and result. Killed and called again, it goes on where it was."""
     finished = experiment.train_experiment(experiment.read_experiment(recipe, overrides or ()), out_folder)
     if result is not None:
-        result.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(out_folder / "result.json", result)
+        write_json(result, finished)
     test = finished["test"]
     saved = ", ".join(f"{column} {100 * share:.1f} %" for column, share in test["reduction"].items())
     _show(
@@ -141,10 +140,7 @@ def info(
         model = load(what)
     else:
         parsed = experiment.read_experiment(what, overrides or ())
-        sets = experiment.read_sets(parsed)
-        model = experiment.build_model(parsed, sets)
-        if parsed.gate is not None:
-            model = gate(model, parsed.gate)
+        model = experiment.build_gated(parsed, experiment.read_sets(parsed))
     if isinstance(model, GatedModel):
         units = [unit.__dict__ for unit in model.units]
         _show(as_json, {**model.describe(), "units": units}, model.units)
@@ -188,8 +184,9 @@ def main() -> None:
     try:
         app()
     except CofireError as error:
-        Console(stderr=True).print(f"cofire: {error}", style="red", markup=False, highlight=False)
+        Console(stderr=True).print(f"cofire: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; call the same command again to go on", style="yellow")
-        sys.exit(130)
+    except SystemExit as leaving:
+        if leaving.code == 130:  # typer's for Ctrl-C
+            Console(stderr=True).print("interrupted; call the same command again to go on", style="yellow")
+        raise

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, get_args
 
 import torch
@@ -80,14 +81,13 @@ def cost(
     masks = {name: _checked(name, mask, groups[name][-1].out_channels) for name, mask in masks.items()}
     if len({mask.shape[0] for mask in masks.values()}) > 1:
         raise ConfigError(f"masks must have one batch size, got { {n: m.shape[0] for n, m in masks.items()} }")
-    by_unit = {unit.conv: masks[unit.group] for unit in units if unit.gated and unit.group in masks}
+    by_unit = {unit.conv: masks[unit.group].T.contiguous() for unit in units if unit.gated and unit.group in masks}
     by_out = {unit.out: by_unit[unit.conv] for unit in units if unit.conv in by_unit}
     last_gated = _last_gated(graph, set(by_unit))
 
     def last_gated_operand(op: Op, operands: list[Tensor]) -> Tensor:
         latest = [last_gated[source] for source in op.sources]
-        newest = max(latest)
-        return _union(op, [live for live, when in zip(operands, latest, strict=True) if when == newest])
+        return _union(op, [live for live, when in zip(operands, latest, strict=True) if when == max(latest)])
 
     executed = _layer_macs(graph, live_channels(graph, by_out, _union), by_unit)
     paper = _layer_macs(graph, live_channels(graph, by_out, last_gated_operand), by_unit)
@@ -108,7 +108,7 @@ def _checked(name: str, mask: Tensor, filters: int) -> Tensor:
 
 
 def _union(op: Op, operands: list[Tensor]) -> Tensor:
-    return torch.stack(torch.broadcast_tensors(*operands)).any(0)
+    return reduce(torch.logical_or, operands)
 
 
 def _last_gated(graph: Graph, gated_convs: set[str]) -> dict[str, int]:
@@ -131,15 +131,22 @@ def _layers(graph: Graph) -> list[tuple[str, Op]]:
 
 
 def _layer_macs(graph: Graph, live: Tensor, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Layer -> int64 (B,): its pairs of a live input and an active filter, times the MACs of such a pair."""
     macs = {}
     for name, op in _layers(graph):
         conv = op.conv
         assert conv is not None
-        read_BI = live[:, op.reads[0]].expand(-1, conv.in_channels)
-        in_BG = read_BI.unflatten(1, (conv.groups, -1)).sum(2)
-        if op.name in masks:
-            out_BG = masks[op.name].unflatten(1, (conv.groups, -1)).sum(2)
-        else:
-            out_BG = torch.full_like(in_BG, conv.out_channels // conv.groups)
-        macs[name] = (in_BG * out_BG).sum(1) * conv.macs_per_pair
+        in_IB = live[op.reads[0]].expand(conv.in_channels, -1)
+        out_OB = masks[op.name] if op.name in masks else in_IB.new_ones(()).expand(conv.out_channels, in_IB.shape[1])
+        macs[name] = _num_pairs(in_IB, out_OB, conv.groups) * conv.macs_per_pair
     return macs
+
+
+def _num_pairs(in_IB: Tensor, out_OB: Tensor, groups: int) -> Tensor:
+    """Pairs of a live input and an active filter of the same group, int64 (B,)."""
+    if groups == 1:
+        return in_IB.sum(0) * out_OB.sum(0)
+    if groups == len(in_IB) == len(out_OB):
+        return (in_IB & out_OB).sum(0)
+    per_group = [side.unflatten(0, (groups, -1)).sum(1) for side in (in_IB, out_OB)]
+    return (per_group[0] * per_group[1]).sum(0)

@@ -209,11 +209,11 @@ def _one_pass(model: nn.Module, config: FTWT, loader: AnyLoader, ratios: list[fl
         shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
         if gated is None or totals is None:
             gated = gate(model, config, input_shape=shape)
-            totals = _Totals(gated, shape, ratios)
+            totals = _Totals(gated, ratios)
         device = next(gated.parameters()).device
         with torch.no_grad(), evaluating(gated), gated.force(masks), gated.observe(pool):
             gated(x_BCHW.to(device))
-        totals.add(activities)
+        totals.add(activities, shape)
     assert totals is not None
     return totals.estimate(cascade=masks == "targets")
 
@@ -221,19 +221,19 @@ def _one_pass(model: nn.Module, config: FTWT, loader: AnyLoader, ratios: list[fl
 class _Totals:
     """Sums over samples of reductions and keep rates, and of their squares."""
 
-    def __init__(self, gated: GatedModel, shape: tuple[int, int, int], ratios: list[float]) -> None:
-        self.gated, self.shape, self.ratios = gated, shape, ratios
+    def __init__(self, gated: GatedModel, ratios: list[float]) -> None:
+        self.gated, self.ratios = gated, ratios
         self.n = 0
         self.sums: dict[tuple[str, str], Tensor] = {}
         self.dense_macs = 0
 
-    def add(self, activities: dict[str, Tensor]) -> None:
+    def add(self, activities: dict[str, Tensor], shape: tuple[int, int, int]) -> None:
         masks_RBO = {}
         for group, activity_BO in activities.items():
             found = self.gated.gates[group]
             assert isinstance(found, FTWTGate)
             masks_RBO[group] = found.targets(activity_BO, self.ratios)
-        cost = self.gated.cost({group: mask.flatten(0, 1) for group, mask in masks_RBO.items()}, self.shape)
+        cost = self.gated.cost({group: mask.flatten(0, 1) for group, mask in masks_RBO.items()}, shape)
         self.dense_macs = cost.dense_total
         for column in COLUMNS:
             self._sum(("reduction", column), cost.reduction(column).unflatten(0, (len(self.ratios), -1)))

@@ -98,6 +98,13 @@ def evaluate(model: nn.Module, loader: AnyLoader, *, text: str = "evaluating") -
     return sums.report()
 
 
+def check_labels(label_B: Tensor, classes: int) -> None:
+    """Raise unless every label names one of the model's classes."""
+    low, high = int(label_B.min()), int(label_B.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"labels must be in 0..{classes - 1}, the model's classes, got {low}..{high}")
+
+
 class _Sums:
     """Sums over batches, so that memory does not grow with the set."""
 
@@ -112,8 +119,7 @@ class _Sums:
     def add(self, x_BCHW: Tensor, label_B: Tensor) -> None:
         with torch.no_grad(), evaluating(self.model):
             logits_BK = self._forward(x_BCHW)
-        if int(label_B.max()) >= logits_BK.shape[1]:
-            raise DataError(f"labels must be below the model's {logits_BK.shape[1]} classes, got {int(label_B.max())}")
+        check_labels(label_B, logits_BK.shape[1])
         ranked = logits_BK.topk(min(5, logits_BK.shape[1]), dim=1).indices
         hit = ranked == label_B[:, None]
         self.sums["top1"] += float(hit[:, 0].sum())
@@ -133,6 +139,7 @@ class _Sums:
 
     def _forward(self, x_BCHW: Tensor) -> Tensor:
         if not isinstance(self.model, GatedModel):
+            self._cost(x_BCHW)  # before the forward, for its errors say more than those of a conv
             logits_BK: Tensor = self.model(x_BCHW)
             return logits_BK
         with self.model.observe(self._watch):

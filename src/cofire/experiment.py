@@ -21,10 +21,11 @@ from cofire.evaluation import Report, evaluate
 from cofire.files import read_json, write_json
 from cofire.gates.base import GateConfig, gate_types
 from cofire.gates.ftwt import FTWT
-from cofire.gating import GatedModel, gate
+from cofire.gating import GatedModel, describe_backbone, gate
+from cofire.graph import trace
 from cofire.persistence import load, save
 from cofire.provenance import provenance
-from cofire.strict import override, structure, unstructure
+from cofire.strict import differences, override, structure, unstructure
 from cofire.training import FitResult, Recipe, fit
 
 
@@ -180,10 +181,26 @@ def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
     part = experiment.backbone
     torch.manual_seed(experiment.train.seed)
     weights = Path(part.weights) if part.weights else None
-    if weights is not None and weights.is_dir():
-        return load(weights)
     args = {"num_classes": len(sets.train.classes), **part.args}
-    return create_backbone(part.name, weights=weights, **args)
+    if weights is not None and weights.is_dir():
+        wanted = describe_backbone(create_backbone(part.name, **args))
+        model = load(weights)
+        if isinstance(model, GatedModel) or describe_backbone(model) != wanted:
+            found = "a gated model" if isinstance(model, GatedModel) else describe_backbone(model)
+            raise ConfigError(f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}")
+    else:
+        model = create_backbone(part.name, weights=weights, **args)
+    trace(model, _shape(sets))  # raises if the images do not fit
+    return model
+
+
+def build_gated(experiment: Experiment, sets: Sets) -> nn.Module:
+    """The model that a run trains: gated if the experiment says so."""
+    model = build_model(experiment, sets)
+    if experiment.gate is None:
+        return model
+    config = gate_config(experiment, model, sets) if isinstance(experiment.gate, FTWT) else experiment.gate
+    return gate(model, config, input_shape=_shape(sets))
 
 
 def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
@@ -235,24 +252,22 @@ def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
     Killed at any point and called again, it goes on from the last checkpoint.
     """
     out = Path(out)
-    result_path = out / "result.json"
+    table_path, result_path = out / "experiment.json", out / "result.json"
     table = as_table(experiment)
-    if result_path.exists():
-        result: dict[str, Any] = read_json(result_path)
-        if result["experiment"] != table:
-            raise FileError(f"{out} holds the finished run of another recipe; choose another folder or remove it")
-        return result
+    if table_path.exists():
+        if changed := differences(table, read_json(table_path)):
+            what = ", ".join(changed)
+            raise FileError(f"{out} holds another run (it differs in {what}); choose another folder or remove it")
+        if result_path.exists():
+            finished: dict[str, Any] = read_json(result_path)
+            return finished
     origin = provenance()  # of the code that is loaded now, not of what the tree holds when the run ends
     sets = read_sets(experiment)
-    model = build_model(experiment, sets)
-    if isinstance(experiment.gate, FTWT):
-        model = gate(model, gate_config(experiment, model, sets), input_shape=_shape(sets))
-    elif experiment.gate is not None:
-        model = gate(model, experiment.gate, input_shape=_shape(sets))
+    model = build_gated(experiment, sets)
     part, recipe = experiment.data, experiment.train
     loader = sets.train.loader(part.batch_size, train=True, augment=part.augment, pad=part.pad, seed=recipe.seed)
     val = sets.val.loader(part.eval_batch_size) if sets.val else None
-    write_json(out / "experiment.json", table)
+    write_json(table_path, table)
     fitted = fit(model, loader, recipe, val=val, out=out)
     report = evaluate(model, sets.test.loader(part.eval_batch_size), text="testing")
     save(model, out)

@@ -1,6 +1,6 @@
 """Files that are whole or not there: atomic writes, and tensor files with a checksum. Nothing here can run code.
 
-A tensor file is safetensors; its header carries our JSON and a SHA-256 of the tensors.
+A tensor file is safetensors; its header carries our JSON and a SHA-256 of that JSON and the tensors.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,22 +26,23 @@ MODEL_FORMAT = "cofire-model/1"
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file beside ``path``; then flush it to disk and rename it.
 
+    The temporary file has a fixed name: what a killed writer left behind is taken over by the next one.
+
     Raises:
         FileError: the disk is full, the folder read-only, ...; ``path`` is as it was before.
     """
+    temporary = path.parent / f".{path.name}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
-        os.close(handle)
         try:
-            write(Path(name))
-            with open(name, "r+b") as file:
+            write(temporary)
+            with temporary.open("r+b") as file:
                 os.fsync(file.fileno())
-            os.replace(name, path)
+            os.replace(temporary, path)
             _sync_folder(path.parent)
         finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
+            temporary.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
         raise FileError(f"{path} cannot be written: {error}; it was left as it was") from error
 
 
@@ -78,7 +78,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     """A tensor file, atomically."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     unshared = {name: tensor.clone() for name, tensor in plain.items()}  # safetensors refuses shared memory
-    text = json.dumps({**header, "sha256": _digest(unshared)})
+    text = json.dumps({**header, "sha256": _digest(unshared, header)})
     write_atomically(path, lambda temporary: save_file(unshared, temporary, metadata={_HEADER: text}))
 
 
@@ -103,7 +103,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         digest = header.pop("sha256")
     except (ValueError, KeyError, AttributeError) as error:
         raise FileError(f"{path} has a damaged header: {error!r}") from error
-    if digest != _digest(tensors):
+    if digest != _digest(tensors, header):
         raise FileError(f"{path} is damaged: its checksum is wrong")
     return tensors, header
 
@@ -117,8 +117,8 @@ def write_model(folder: str | Path, tensors: Mapping[str, Tensor], description: 
     return folder
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(header).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())

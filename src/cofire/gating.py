@@ -272,17 +272,23 @@ def _with_gates(graph: Graph, gates: GateMap) -> fx.Graph:
     """The calls with two more per group: decide before the first unit's conv, mask after the last unit's end."""
     calls = copy.deepcopy(graph.calls)
     nodes = {node.name: node for node in calls.nodes}
+    peaks: dict[fx.Node, fx.Node] = {}
     for group, members in graph.units.groups.items():
         path = f"gates.{gates.key(group)}"
         conv, out = nodes[members[0].conv], nodes[members[-1].out]
         x = conv.all_input_nodes[0]
         with calls.inserting_before(conv):
-            decision = calls.create_node("call_module", path, (x,))
+            decision = calls.create_node("call_module", path, (x, peaks[x]) if x in peaks else (x,))
         with calls.inserting_after(out):
             gate_node = calls.create_node("get_attr", path)
         with calls.inserting_after(gate_node):
             masked = calls.create_node("call_method", "masked", (gate_node, out, decision))
+        with calls.inserting_after(masked):
+            peaks[masked] = calls.create_node("get_attr", f"{path}.peak_BO")
         out.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
+    for peak in peaks.values():
+        if not peak.users:
+            calls.erase_node(peak)
     return calls
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor, fx, nn
@@ -95,26 +95,27 @@ def default_input_shape(model: nn.Module) -> tuple[int, int, int]:
 def live_channels(graph: Graph, masks: Mapping[str, Tensor], add: Callable[[Op, list[Tensor]], Tensor]) -> Tensor:
     """Which channels can be non-zero, for every id of the graph.
 
+    Channels come first here, so that an op's channels are whole rows: reading them is a view or a plain copy.
+
     Args:
-        masks: op name -> (B, O) bool; the op's channels are live only where its mask is on.
+        masks: op name -> (O, B) bool; the op's channels are live only where its mask is on.
         add: what an addition makes of its operands' live channels, e.g. their union.
 
     Returns:
-        bool tensor (B, num_ids).
+        bool tensor (num_ids, B).
     """
-    batch = next(iter(masks.values())).shape[0] if masks else 1
-    device = next(iter(masks.values())).device if masks else None
-    live = torch.ones(batch, graph.num_ids, dtype=torch.bool, device=device)
-    live[:, DEAD] = False
+    some = next(iter(masks.values()), torch.ones(1, 1))
+    live = torch.ones(graph.num_ids, some.shape[1], dtype=torch.bool, device=some.device)
+    live[DEAD] = False
     for op in graph.ops:
         if op.kind in ("pass", "activation"):
-            live[:, op.own] = live[:, op.reads[0]]
+            live[op.own] = live[op.reads[0]]
         elif op.kind == "add":
-            live[:, op.own] = add(op, [live[:, read] for read in op.reads])
+            live[op.own] = add(op, [live[read] for read in op.reads])
         elif op.kind == "mul":
-            live[:, op.own] = torch.stack(torch.broadcast_tensors(*(live[:, read] for read in op.reads))).all(0)
+            live[op.own] = reduce(torch.logical_and, [live[read] for read in op.reads])
         if op.name in masks:
-            live[:, op.own] &= masks[op.name]
+            live[op.own] &= masks[op.name]
     return live
 
 

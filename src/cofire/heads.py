@@ -11,6 +11,11 @@ import torch
 from torch import Tensor, nn
 
 
+def peak(x_BCHW: Tensor) -> Tensor:
+    """Largest response of each channel, (B, C)."""
+    return x_BCHW.flatten(2).amax(2)
+
+
 class Head(nn.Module):
     """Global pooling over space, softmax over channels, linear map (section 3.3 of the paper).
 
@@ -34,9 +39,12 @@ class Head(nn.Module):
         """MACs for one sample."""
         return self.linear.in_features * self.linear.out_features
 
-    def forward(self, x_BIHW: Tensor) -> Tensor:
-        """Logits (B, O) for an input (B, I, H, W)."""
-        flat = x_BIHW.flatten(2)
-        pooled_BI = flat.amax(2) if self.pool == "max" else flat.mean(2)
+    def forward(self, x_BIHW: Tensor, peak_BI: Tensor | None = None) -> Tensor:
+        """Logits (B, O) for an input (B, I, H, W); ``peak_BI`` is its maximum over space, if known already."""
+        known_BI = peak_BI if self.pool == "max" else None
+        pooled_BI = self._pooled(x_BIHW) if known_BI is None else known_BI
         logits_BO: Tensor = self.linear(torch.softmax(pooled_BI, dim=1) if self.softmax else pooled_BI)
         return logits_BO
+
+    def _pooled(self, x_BIHW: Tensor) -> Tensor:
+        return peak(x_BIHW) if self.pool == "max" else x_BIHW.flatten(2).mean(2)

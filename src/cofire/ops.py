@@ -36,7 +36,7 @@ class Conv:
 class Op:
     """One call of the traced model.
 
-    ``reads`` holds for each tensor operand the ids of its channels, (C,) int64; the op's own channels have the
+    ``reads`` holds for each tensor operand the ids of its channels: a slice, or (C,) int64. The op's own have the
     ids ``first .. first + channels - 1`` (none for a move: its readers see through it).
     """
 
@@ -44,12 +44,13 @@ class Op:
     kind: Kind
     what: str
     sources: tuple[str, ...]
-    reads: tuple[Tensor, ...]
+    reads: tuple[Tensor | slice, ...]
     first: int
     channels: int
     shape: tuple[int, ...]
     conv: Conv | None = None
     activates: bool = False
+    nonnegative: bool = False
 
     @property
     def own(self) -> slice:

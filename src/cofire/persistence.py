@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from cofire.backbones import create_backbone
-from cofire.errors import ConfigError, FileError, unknown
+from cofire.errors import CofireError, ConfigError, FileError, unknown
 from cofire.files import MODEL_FORMAT, read_json, read_tensors, write_model
 from cofire.gates.base import GateConfig, gate_types
 from cofire.gating import GatedModel, describe_backbone, gate
@@ -42,7 +42,9 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         raise FileError(f"{folder / 'config.json'} must have format {MODEL_FORMAT!r}, got {found!r}")
     try:
         loaded = rebuild(config, model, str(folder))
-    except (KeyError, TypeError, AttributeError) as error:
+    except CofireError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FileError(f"{folder / 'config.json'} is damaged: {error!r}") from error
     fill(loaded, tensors, str(folder))
     return loaded.eval()

@@ -24,6 +24,7 @@ def place(graph: Graph, placement: Placement, filter_fn: Callable[[Unit], bool] 
         NoUnitError: no unit is left to gate.
     """
     units = [_unit(graph, op, placement) for op in graph.ops if op.kind == "conv"]
+    units = _one_per_output(units)
     units = _share_masks(graph, units, placement)
     units = _drop_costly_heads(units, placement)
     if filter_fn is not None:
@@ -56,10 +57,10 @@ def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
         reason = f"{conv.what} is not an nn.Conv2d module"
     elif sum(op.conv is not None and op.conv.module == shape.module for op in graph.ops) > 1:
         reason = "the module is called more than once; a gate belongs to one call"
-    elif max(conv.shape[1:]) == 1:
-        reason = "works on a 1x1 map (squeeze-and-excite or the like)"
     elif _is_classifier(graph, out):
         reason = "the classifier: its filters are the classes"
+    elif max(conv.shape[1:]) == 1:
+        reason = "works on a 1x1 map (squeeze-and-excite or the like)"
     calls = "" if conv is first_call else f" (call {conv.name})"
     return Unit(
         name=shape.module + calls,
@@ -71,6 +72,7 @@ def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
         kernel_size=shape.kernel_size,
         out_size=conv.shape[1:],
         macs=shape.macs,
+        nonnegative=out.nonnegative,
         role=role,
         group=shape.module,
         gated=not reason,
@@ -81,15 +83,21 @@ def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
 def _unit_end(graph: Graph, conv: Op) -> tuple[Op, bool]:
     """The last op of conv [-> norm] [-> activation], followed only while there is exactly one reader."""
     end, op = conv, conv
-    while len(graph.users(op)) == 1:
-        op = graph.users(op)[0]
-        if op.activates:
-            return op, True
-        if op.kind == "norm":
-            end = op
-        elif op.kind != "pass" or op.shape != conv.shape:
-            break
-    return end, False
+    while True:
+        reader, side = _reader(graph, op)
+        if reader is None:
+            return end, False
+        if reader.activates or (side and all(_is_elementwise(step, reader) for step in side)):
+            return reader, True  # the latter: an activation written out, x * sigmoid(x)
+        if reader.kind == "norm":
+            end = reader
+        elif side or reader.kind != "pass" or reader.shape != conv.shape:
+            return end, False
+        op = reader
+
+
+def _is_elementwise(op: Op, like: Op) -> bool:
+    return op.kind in ("activation", "lift", "pass") and op.shape == like.shape
 
 
 def _role(graph: Graph, conv: Op, out: Op, activated: bool, placement: Placement) -> tuple[Role, Op, str]:
@@ -100,40 +108,54 @@ def _role(graph: Graph, conv: Op, out: Op, activated: bool, placement: Placement
         return "depthwise", out, ""
     if activated:
         return "plain", out, ""
-    addition, operand = _addition(graph, out)
-    if addition is not None and operand is not None:
-        if not _is_residual_branch(graph, addition, operand):
+    operand, others, end = _sum(graph, out)
+    if others:
+        if not _is_residual_branch(graph, operand, others):
             return "shortcut", out, "a shortcut: the addition refills its channels"
-        follower = _sole_activation(graph, addition)
-        if follower is not None:
+        follower, _ = _reader(graph, end)
+        if follower is not None and follower.kind == "activation":
             return "residual", follower if placement.site == "post_add" else out, ""
     if placement.linear:
         return "linear", out, ""
-    after = "the addition that follows" if addition is not None else "it"
+    after = "the addition that follows" if others else "it"
     return "linear", out, f"linear: no activation comes after {after}"
 
 
-def _addition(graph: Graph, out: Op) -> tuple[Op | None, Op | None]:
-    """The addition that alone reads ``out``, through ops that keep zero at zero, and the operand it comes in by."""
-    op = out
-    while len(graph.users(op)) == 1:
-        reader = graph.users(op)[0]
+def _reader(graph: Graph, op: Op) -> tuple[Op | None, list[Op]]:
+    """The only reader of ``op``, or the product where ``op`` is rescaled by something made of it (with its ops)."""
+    readers = graph.users(op)
+    if len(readers) == 1:
+        return readers[0], []
+    product = next((reader for reader in readers if reader.kind == "mul"), None)
+    side = [reader for reader in readers if reader is not product]
+    for reader in side:  # every way on must end in the product
+        if product is None or reader.kind == "output":
+            return None, []
+        side.extend(user for user in graph.users(reader) if user is not product and user not in side)
+    return product, side
+
+
+def _sum(graph: Graph, out: Op) -> tuple[Op, list[Op], Op]:
+    """Where only additions and ops that keep zero at zero read ``out``: the operand by which it enters the sum,
+    the sum's other operands (none: no sum), and the last of these ops."""
+    operand, others, end = out, list[Op](), out
+    while (reader := _reader(graph, end)[0]) is not None and reader.kind in ("add", "pass", "mul"):
         if reader.kind == "add":
-            return reader, op
-        if reader.kind not in ("pass", "mul"):
-            break
-        op = reader
-    return None, None
+            operand = operand if others else end
+            others += [op for name in reader.sources if name != end.name for op in _operands(graph, graph[name])]
+        end = reader
+    return operand, others, end
 
 
-def _sole_activation(graph: Graph, addition: Op) -> Op | None:
-    readers = graph.users(addition)
-    return readers[0] if len(readers) == 1 and readers[0].kind == "activation" else None
+def _operands(graph: Graph, op: Op) -> list[Op]:
+    """What ``op`` adds up, if it is a sum that goes nowhere else; else itself."""
+    if op.kind != "add" or len(graph.users(op)) > 1:
+        return [op]
+    return [operand for name in op.sources for operand in _operands(graph, graph[name])]
 
 
-def _is_residual_branch(graph: Graph, addition: Op, operand: Op) -> bool:
-    """Of an addition's operands the residual branch is the one with more convs back to the common fork."""
-    others = [graph[name] for name in addition.sources if name != operand.name]
+def _is_residual_branch(graph: Graph, operand: Op, others: list[Op]) -> bool:
+    """Of a sum's operands the residual branch is the one with more convs back to the common fork."""
     mine = _ancestors(graph, operand)
     return all(
         _num_convs(graph, mine - theirs) >= _num_convs(graph, theirs - mine)
@@ -166,6 +188,18 @@ def _is_classifier(graph: Graph, out: Op) -> bool:
     return True
 
 
+def _one_per_output(units: list[Unit]) -> list[Unit]:
+    """Of several units that would be masked at one place (an activated sum), only the one with most MACs is."""
+    chosen: dict[str, Unit] = {}
+    for unit in units:
+        if unit.gated and (unit.out not in chosen or unit.macs > chosen[unit.out].macs):
+            chosen[unit.out] = unit
+    return [
+        unit if (first := chosen.get(unit.out, unit)) is unit else _open(unit, f"masked where {first.name} is")
+        for unit in units
+    ]
+
+
 def _share_masks(graph: Graph, units: list[Unit], placement: Placement) -> list[Unit]:
     """Depthwise convs join the group of the conv that feeds them alone, or stand for themselves."""
     by_out = {unit.out: i for i, unit in enumerate(units)}
@@ -181,15 +215,20 @@ def _share_masks(graph: Graph, units: list[Unit], placement: Placement) -> list[
 
 
 def _feeder(graph: Graph, unit: Unit, units: list[Unit], by_out: dict[str, int]) -> Unit | None:
-    """The gated unit whose output ``unit`` alone reads, directly or through ops that keep zero at zero."""
-    op = graph[graph[unit.conv].sources[0]]
-    while len(graph.users(op)) == 1:
+    """The unit whose output ``unit`` alone reads, channel by channel, directly or through pooling and moving."""
+    reader = graph[unit.conv]
+    while True:
+        op = graph[reader.sources[0]]
+        while op.kind == "move" and len(op.sources) == len(graph.users(op)) == 1:
+            op = graph[op.sources[0]]
+        read = reader.reads[0]
+        if len(graph.users(op)) > 1 or not (isinstance(read, slice) and read == op.own):
+            return None
         if op.name in by_out:
             return units[by_out[op.name]]
-        if op.kind not in ("pass", "move") or len(op.sources) != 1 or op.shape[0] != unit.in_channels:
+        if op.kind != "pass":
             return None
-        op = graph[op.sources[0]]
-    return None
+        reader = op
 
 
 def _drop_costly_heads(units: list[Unit], placement: Placement) -> list[Unit]:

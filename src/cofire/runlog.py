@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ class RunLog:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(self._lines))
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise FileError(f"{self.path} cannot be written: {error}") from error
         self._lines = []
@@ -42,7 +45,8 @@ class RunLog:
         """Drop lines after ``step``: the run goes on from there and logs them again."""
         if self.path is None or not self.path.exists():
             return
-        kept = [line for line in self.path.read_text(encoding="utf-8").splitlines() if _is_until(line, step)]
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        kept = [line for line in lines if _is_until(line, step)]
         text = "".join(f"{line}\n" for line in kept)
         write_text(self.path, text)
 

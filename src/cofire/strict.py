@@ -45,6 +45,22 @@ def unstructure(value: Any) -> Any:
     return value
 
 
+def check(instance: Any) -> None:
+    """Raise unless every field of a dataclass holds a value of its type: ``Recipe.epochs must be of type int``."""
+    hints = typing.get_type_hints(type(instance))
+    for field in dataclasses.fields(instance):
+        _value(hints[field.name], getattr(instance, field.name), f"{type(instance).__name__}.{field.name}")
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """Dotted names of the entries in which two nested tables differ; empty if they are equal."""
+    if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
+        return [] if one == other else [where or "everything"]
+    names = [*one, *(key for key in other if key not in one)]
+    inner = [differences(one.get(key), other.get(key), f"{where}.{key}" if where else str(key)) for key in names]
+    return [name for names in inner for name in names]
+
+
 def override(table: dict[str, Any], assignment: str) -> None:
     """Apply ``a.b=c`` to a nested table in place; ``c`` is read as TOML, or else as a string."""
     path, found, text = assignment.partition("=")

@@ -5,19 +5,28 @@ Shapes: B samples, O filters, R ratios. ``activity_BO`` is each filter's largest
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError, TrainingError
 
+_BITS = 0x7FFFFFFF  # all bits of a float32 but the sign
 
-def activity(y_BOHW: Tensor) -> Tensor:
+
+def activity(y_BOHW: Tensor, peak_BO: Tensor | None = None, nonnegative: bool = False) -> Tensor:
     """Largest absolute response of each filter, (B, O) float32 or wider, without gradient.
 
-    ``y_BOHW`` is a unit's output, (B, O, H, W) with any number of spatial dimensions.
+    Args:
+        y_BOHW: a unit's output, (B, O, H, W).
+        peak_BO: its maximum over space, if known already.
+        nonnegative: promises that no response is negative.
     """
-    low, high = y_BOHW.detach().flatten(2).aminmax(dim=2)
-    largest = torch.maximum(high, -low)
+    # amax and amin apart: each is vectorised, which aminmax is not (7 times slower on a CPU); abs() would copy y.
+    flat = y_BOHW.detach().flatten(2)
+    largest = flat.amax(2) if peak_BO is None else peak_BO
+    if not nonnegative:
+        largest = torch.maximum(largest, -flat.amin(2))
     return largest if largest.dtype == torch.float64 else largest.float()
 
 
@@ -45,26 +54,44 @@ def mass_targets(activity_BO: Tensor, ratios: list[float], *, floor: int = 1, to
     for ratio in ratios:
         if not 0.0 < ratio <= 1.0:
             raise ConfigError(f"ratio must be in (0, 1], got {ratio}")
-    sorted_BO, order_BO = _checked(activity_BO).sort(dim=1, descending=True, stable=True)
+    sorted_BO, order_BO = _strongest_first(_checked(activity_BO))
     # float64, so that thousands of filters add up exactly enough for ratios next to 1
     mass_BO = sorted_BO.double().cumsum(1)
     total_B1 = mass_BO[:, -1:]
-    keep_RBO = torch.stack(
-        [
-            (mass_BO <= (ratio + tolerance) * total_B1) & (sorted_BO > (tolerance * total_B1 if ratio == 1.0 else 0.0))
-            for ratio in ratios
-        ]
+    limit_BR = total_B1 * (torch.tensor(ratios, dtype=torch.float64, device=total_B1.device) + tolerance)
+    within_BR = torch.searchsorted(mass_BO, limit_BR, right=True)
+    least_BR = total_B1 * torch.tensor([tolerance if ratio == 1.0 else 0.0 for ratio in ratios]).to(total_B1)
+    responding_BR = (sorted_BO[:, :, None] > least_BR[:, None, :]).sum(1) if tolerance else (sorted_BO > 0).sum(1, True)
+    k_BR = torch.minimum(within_BR, responding_BR).clamp(min=floor)
+    place_BO = torch.empty_like(order_BO).scatter_(
+        1, order_BO, torch.arange(order_BO.shape[1], device=order_BO.device).expand_as(order_BO)
     )
-    keep_RBO[:, :, :floor] = True
-    return torch.empty_like(keep_RBO).scatter_(2, order_BO.expand_as(keep_RBO), keep_RBO)
+    return place_BO < k_BR.T[:, :, None]
 
 
 def top_target(activity_BO: Tensor, k: int) -> Tensor:
     """The ``k`` strongest filters of each sample, equal ones in the order of their index, bool (B, O)."""
     if not 0 <= k <= activity_BO.shape[1]:
         raise ConfigError(f"k must be in 0..{activity_BO.shape[1]}, got {k}")
-    order_BO = _checked(activity_BO).argsort(dim=1, descending=True, stable=True)
+    _, order_BO = _strongest_first(_checked(activity_BO))
     return torch.zeros_like(activity_BO, dtype=torch.bool).scatter_(1, order_BO[:, :k], True)
+
+
+def _strongest_first(activity_BO: Tensor) -> tuple[Tensor, Tensor]:
+    """Values in descending order and their indices, equal values by lower index.
+
+    On the CPU numpy sorts whole integers 5 times faster than torch sorts floats with indices. A non-negative
+    float32 orders like its bits, so bits (inverted, to descend) and index together are one integer.
+    """
+    plain = activity_BO.device.type == "cpu" and activity_BO.dtype == torch.float32
+    if not plain or activity_BO.shape[1] < 128 or torch.compiler.is_compiling():
+        ordered = activity_BO.sort(dim=1, descending=True, stable=True)
+        return ordered.values, ordered.indices
+    inverted = activity_BO.contiguous().view(torch.int32).bitwise_not().bitwise_and(_BITS).long()
+    keys = np.sort((inverted << 32 | torch.arange(activity_BO.shape[1])).numpy(), axis=1)
+    ordered_BO = torch.from_numpy(keys)
+    values_BO = (ordered_BO >> 32).bitwise_xor(_BITS).int().view(torch.float32)
+    return values_BO, ordered_BO & 0xFFFFFFFF
 
 
 def _checked(activity_BO: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,12 +26,12 @@ from cofire.checkpoints import CheckpointFolder, capture, restore
 from cofire.data.feeding import AnyLoader, checked, progress
 from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
-from cofire.evaluation import Report, evaluate
+from cofire.evaluation import Report, check_labels, evaluate
 from cofire.files import read_json, read_tensors, write_json, write_tensors
-from cofire.gating import GatedModel, mask_loss
+from cofire.gating import GatedModel, describe_backbone, mask_loss
 from cofire.persistence import fill
 from cofire.runlog import RunLog
-from cofire.strict import unstructure
+from cofire.strict import check, differences, unstructure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +69,7 @@ class Recipe:
     checkpoint_steps: int | None = None
 
     def __post_init__(self) -> None:
+        check(self)
         for name in ("epochs", "checkpoint_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -76,6 +78,9 @@ class Recipe:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"Recipe.{name} must be a number >= 0, got {value}")
+        if min(self.milestones, default=0) < 0 or (self.freeze_heads or 0) < 0:
+            got = f"{self.milestones} and {self.freeze_heads}"
+            raise ConfigError(f"Recipe.milestones and Recipe.freeze_heads must be epochs >= 0, got {got}")
 
     def factor(self, step: int, steps_per_epoch: int) -> float:
         """What the learning rate is multiplied with at a step, counted from the start of training."""
@@ -121,7 +126,8 @@ def fit(
     """Train ``model``, plain or gated, in place.
 
     Args:
-        train: batches (x_BCHW, label_B) of known number: a cofire ``Loader``, a torch DataLoader, a list.
+        train: batches (x_BCHW, label_B) of known number: a cofire ``Loader``, a torch DataLoader, a list. What a
+            DataLoader draws from torch's global generator is a function of seed, epoch and step as well.
         val: validation batches; the epoch that does best on them is kept (``recipe.select``).
         out: folder for checkpoints and the log ``log.jsonl``. A run found there is resumed; another run's is an
             error. Without it nothing is written.
@@ -130,17 +136,16 @@ def fit(
         TrainingError: a loss is not finite.
         FileError: ``out`` belongs to another run, or cannot be written.
     """
-    return _Run(model, train, recipe, val, Path(out) if out is not None else None).go()
+    with _only_learning(model, recipe):
+        return _Run(model, train, recipe, val, Path(out) if out is not None else None).go()
 
 
 class _Run:
     def __init__(
         self, model: nn.Module, train: AnyLoader, recipe: Recipe, val: AnyLoader | None, out: Path | None
     ) -> None:
-        if not isinstance(train, Sized) or len(train) == 0:
-            raise DataError("the training loader must have a length of at least one batch, got an empty or endless one")
         self.recipe, self.train, self.val, self.out = recipe, train, val, out
-        self.steps_per_epoch = len(train)
+        self.steps_per_epoch = _length(train)
         AcceleratorState._reset_state()  # another fit in this process may have used another precision
         self.accelerator = Accelerator(mixed_precision="bf16" if recipe.precision == "bf16" else "no")
         self.plain = model
@@ -155,14 +160,7 @@ class _Run:
 
     def go(self) -> FitResult:
         self._resume()
-        frozen = self._frozen()
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-        try:
-            self._train()
-        finally:
-            for parameter in frozen:
-                parameter.requires_grad_(True)
+        self._train()
         selected = self._selected()
         if self.out is not None and selected != len(self.epochs) - 1:
             tensors, _ = read_tensors(self._best_path(selected))
@@ -171,13 +169,6 @@ class _Run:
             self.plain.load_state_dict(self.best_weights)
         self.plain.eval()
         return FitResult(epochs=self.epochs, selected=selected)
-
-    def _frozen(self) -> list[nn.Parameter]:
-        """Parameters that learn elsewhere but not in this run."""
-        if self.recipe.train == "all":
-            return []
-        learning = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        return [p for p in self.plain.parameters() if p.requires_grad and id(p) not in learning]
 
     def _train(self) -> None:
         total = self.recipe.epochs * self.steps_per_epoch
@@ -202,10 +193,17 @@ class _Run:
         if isinstance(self.train, Loader):
             yield from self.train.batches(epoch, start, rank, world)
             return
-        torch.manual_seed(_seed(self.recipe.seed, epoch))  # a DataLoader draws its order from here
-        for index, batch in enumerate(self.train):
-            if index >= start and index % world == rank:
-                yield checked(batch)
+        torch.manual_seed(_seed(self.recipe.seed, epoch))  # a DataLoader draws the seed of its workers from here
+        batches = iter(self.train)
+        for index in range(self.steps_per_epoch):
+            torch.manual_seed(_seed(self.recipe.seed, epoch, index, 0))  # its order and augmentation from here
+            try:
+                x_BCHW, label_B = checked(next(batches))
+            except StopIteration:
+                promised = f"the training loader has length {self.steps_per_epoch}"
+                raise DataError(f"{promised}, but gave only {index} batches in epoch {epoch}") from None
+            if index >= start:
+                yield x_BCHW[rank::world], None if label_B is None else label_B[rank::world]
 
     def _train_step(self, epoch: int, batch: Batch) -> None:
         began = time.perf_counter()
@@ -239,8 +237,7 @@ class _Run:
             raise DataError(
                 "training needs labels; with unlabelled images only the heads can learn: Recipe(train='heads')"
             )
-        if int(label_B.max()) >= logits_BK.shape[1]:
-            raise DataError(f"labels must be below the model's {logits_BK.shape[1]} classes, got {int(label_B.max())}")
+        check_labels(label_B, logits_BK.shape[1])
         return F.cross_entropy(logits_BK.float(), label_B) + masks, masks.detach()
 
     def _set_rates(self) -> None:
@@ -317,37 +314,68 @@ class _Run:
             self.step = checkpoint.step
             self.epochs = [EpochRecord(**record) for record in checkpoint.state["epochs"]]
             self.sums = list(checkpoint.state["sums"])
+        else:
+            self._checkpoint()  # the fresh weights too: who calls again need not draw the same ones
         self.log.rewind(self.step)
 
     def _claim_folder(self) -> None:
         assert self.out is not None
-        mine = {"recipe": unstructure(self.recipe), "steps_per_epoch": self.steps_per_epoch}
+        mine = unstructure(
+            {
+                "recipe": self.recipe,
+                "model": self.plain.describe() if isinstance(self.plain, GatedModel) else describe_backbone(self.plain),
+                "data": _described(self.train),
+                "steps_per_epoch": self.steps_per_epoch,
+            }
+        )
         path = self.out / "fit.json"
-        if path.exists():
-            theirs = read_json(path)
-            if theirs != mine:
-                changed = sorted(
-                    key
-                    for key in mine["recipe"] | theirs.get("recipe", {})
-                    if mine["recipe"].get(key) != theirs.get("recipe", {}).get(key)
-                )
-                what = ", ".join(changed) or "the number of steps"
-                raise FileError(
-                    f"{self.out} holds another run (it differs in {what}); choose another folder or remove it"
-                )
-        else:
+        if not path.exists():
             write_json(path, mine)
+        elif changed := differences(mine, read_json(path)):
+            what = ", ".join(changed)
+            raise FileError(f"{self.out} holds another run (it differs in {what}); choose another folder or remove it")
+
+
+def _length(train: AnyLoader) -> int:
+    try:
+        steps = len(train) if isinstance(train, Sized) else 0
+    except TypeError:  # a DataLoader on an endless dataset
+        steps = 0
+    if steps == 0:
+        raise DataError("the training loader must have a length of at least one batch, got an empty or endless one")
+    return steps
+
+
+def _described(train: AnyLoader) -> dict[str, Any] | None:
+    """What a resumed run must find again in its loader."""
+    if not isinstance(train, Loader):
+        return None
+    options = {name: getattr(train, name) for name in ("batch_size", "augment", "pad", "seed")}
+    return {"name": train.images.name, "n": len(train.images), **options}
+
+
+@contextmanager
+def _only_learning(model: nn.Module, recipe: Recipe) -> Iterator[None]:
+    """Inside the block only what the recipe trains requires a gradient."""
+    frozen: list[nn.Parameter] = []
+    if recipe.train == "heads":
+        if not isinstance(model, GatedModel):
+            raise ConfigError("Recipe(train='heads') needs a gated model: cofire.gate(model, config)")
+        heads = set(model.gates.parameters())
+        frozen = [p for p in model.parameters() if p.requires_grad and p not in heads]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
 
 
 def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     heads = list(model.gates.parameters()) if isinstance(model, GatedModel) else []
-    if recipe.train == "heads":
-        if not isinstance(model, GatedModel):
-            raise ConfigError("Recipe(train='heads') needs a gated model: cofire.gate(model, config)")
-        backbone = []
-    else:
-        of_heads = {id(p) for p in heads}
-        backbone = [p for p in model.parameters() if p.requires_grad and id(p) not in of_heads]
+    of_heads = set(heads)
+    backbone = [p for p in model.parameters() if p.requires_grad and p not in of_heads]
     groups = (
         {"params": backbone, "weight_decay": recipe.weight_decay, "heads": False},
         {"params": heads, "weight_decay": recipe.head_weight_decay, "heads": True},

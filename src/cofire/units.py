@@ -30,6 +30,8 @@ class Unit:
     """(H, W) of the output map."""
     macs: int
     """Dense MACs of one sample."""
+    nonnegative: bool
+    """Its output cannot be negative, as after a ReLU."""
     role: Role
     group: str
     """Name of the unit whose gate decides; units of one group share one mask."""

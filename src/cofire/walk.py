@@ -23,29 +23,10 @@ from cofire.tracing import is_elementwise, is_norm, norm_activates
 _MOVES: set[Any] = {
     *(torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.cat, torch.concat, torch.stack),
     *(torch.chunk, torch.split, torch.unbind, torch.narrow, torch.squeeze, torch.unsqueeze, torch.roll),
-    *(
-        torch.flip,
-        torch.clone,
-        torch.swapaxes,
-        torch.channel_shuffle,
-        operator.getitem,
-        F.pad,
-        F.channel_shuffle,
-    ),
-    *(
-        "flatten",
-        "reshape",
-        "view",
-        "permute",
-        "transpose",
-        "contiguous",
-        "chunk",
-        "split",
-        "unbind",
-        "narrow",
-    ),
+    *(torch.flip, torch.clone, torch.swapaxes, torch.channel_shuffle, operator.getitem, F.pad, F.channel_shuffle),
+    *("flatten", "reshape", "view", "permute", "transpose", "contiguous", "chunk", "split", "unbind", "narrow"),
     *("squeeze", "unsqueeze", "expand", "repeat", "roll", "flip", "clone", "swapaxes", "detach", "select"),
-    *("to", "float", "type_as", "reshape_as", "view_as"),
+    *("to", "float", "type_as", "reshape_as", "view_as", "expand_as"),
     *(nn.Flatten, nn.Unflatten, nn.ChannelShuffle, nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d),
     *(nn.ReplicationPad2d, nn.PixelUnshuffle),
 }
@@ -58,54 +39,10 @@ _POOLS: set[Any] = {
     *(nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
 }
 _ACTIVATIONS: set[Any] = {
-    *(
-        F.relu,
-        F.relu_,
-        F.relu6,
-        F.leaky_relu,
-        F.leaky_relu_,
-        F.silu,
-        F.hardswish,
-        F.hardsigmoid,
-        F.gelu,
-        F.elu,
-    ),
-    *(
-        F.elu_,
-        F.selu,
-        F.celu,
-        F.mish,
-        F.softplus,
-        F.softsign,
-        F.hardtanh,
-        F.tanhshrink,
-        F.hardshrink,
-        F.prelu,
-    ),
-    *(
-        F.sigmoid,
-        F.tanh,
-        torch.relu,
-        torch.relu_,
-        torch.sigmoid,
-        torch.tanh,
-        torch.clamp,
-        torch.clip,
-        torch.abs,
-    ),
-    *(
-        "relu",
-        "relu_",
-        "sigmoid",
-        "sigmoid_",
-        "tanh",
-        "tanh_",
-        "clamp",
-        "clamp_",
-        "clip",
-        "hardshrink",
-        "abs",
-    ),
+    *(F.relu, F.relu_, F.relu6, F.leaky_relu, F.leaky_relu_, F.silu, F.hardswish, F.hardsigmoid, F.gelu, F.elu),
+    *(F.elu_, F.selu, F.celu, F.mish, F.softplus, F.softsign, F.hardtanh, F.tanhshrink, F.hardshrink, F.prelu),
+    *(F.sigmoid, F.tanh, torch.relu, torch.relu_, torch.sigmoid, torch.tanh, torch.clamp, torch.clip, torch.abs),
+    *("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_", "clamp", "clamp_", "clip", "hardshrink", "abs"),
     *(torch.neg, torch.exp, torch.sqrt, operator.neg, "neg", "exp", "sqrt"),
 }
 _NEUTRAL: set[Any] = {F.dropout, F.dropout2d, F.alpha_dropout, torch.dropout}
@@ -127,20 +64,23 @@ class Walk(fx.Interpreter):
         self.num_ids = 2
 
     def run_node(self, n: fx.Node) -> Any:
+        sources = [source for source in n.all_input_nodes if source in self.ids]
+        operands = [self.env[source] for source in sources]
         # Copies, because a call may work in place and the probes below need its operands as they were.
-        operands = [self.env[source] for source in n.all_input_nodes if source in self.ids]
         before = [value.clone() if isinstance(value, Tensor) else value for value in operands]
         result = super().run_node(n)
-        self._record(n, before, result)
+        self._record(n, sources, before, result)
+        for source, operand in zip(sources, operands, strict=True):
+            if operand is result and n in self.ids:  # in place: who reads the operand later reads the result
+                self.ids[source] = self.ids[n]
         return result
 
-    def _record(self, n: fx.Node, operands: list[Any], result: Any) -> None:
-        sources = [source for source in n.all_input_nodes if source in self.ids]
+    def _record(self, n: fx.Node, sources: list[fx.Node], operands: list[Any], result: Any) -> None:
         if n.op == "output":
             reads = tuple(self._channels(self.ids[source]) for source in sources)
             self.ops.append(Op(n.name, "output", "output", tuple(s.name for s in sources), reads, 0, 0, ()))
             return
-        if n.op not in ("placeholder",) and not sources:
+        if n.op != "placeholder" and not sources:
             return  # parameters, constants, sizes: nothing that a mask could reach
         callee = self._callee(n)
         kind = self._kind(n, callee, operands, result)
@@ -171,7 +111,8 @@ class Walk(fx.Interpreter):
         activates = kind in ("activation", "lift") and callee not in _ADDS
         activates = activates or (isinstance(callee, nn.Module) and norm_activates(callee))
         conv = self._conv(n, callee, operands[0], result) if kind in ("conv", "linear") else None
-        self.ops.append(Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates))
+        nonnegative = kind in ("activation", "lift") and bool((self._call(n, {0: _probe(operands[0])}) >= 0).all())
+        self.ops.append(Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates, nonnegative))
 
     def _callee(self, n: fx.Node) -> Any:
         return self.root.get_submodule(str(n.target)) if n.op == "call_module" else n.target
@@ -214,7 +155,7 @@ class Walk(fx.Interpreter):
             return x.ndim == 4
         dims = n.kwargs.get("dim", n.args[1] if len(n.args) > 1 else None)
         given = [dims] if isinstance(dims, int) else list(dims) if isinstance(dims, (list, tuple)) else []
-        return bool(given) and x.ndim == 4 and {d % 4 for d in given if isinstance(d, int)} == {2, 3}
+        return bool(given) and all(isinstance(d, int) and d % x.ndim > 1 for d in given)
 
     @staticmethod
     def _is_elementwise(key: Any, callee: Any) -> bool:
@@ -226,11 +167,8 @@ class Walk(fx.Interpreter):
 
     def _elementwise_kind(self, n: fx.Node, x: Tensor) -> Kind:
         """By trial: does zero stay zero (else every channel is live afterwards), and is it more than identity?"""
-        generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(x.shape, generator=generator).to(x)
-        with torch.no_grad():
-            keeps_zero = not bool(self._call(n, {0: torch.zeros_like(x)}).any())
-            identity = torch.equal(self._call(n, {0: probe.clone()}), probe)
+        keeps_zero = not bool(self._call(n, {0: torch.zeros_like(x)}).any())
+        identity = torch.equal(self._call(n, {0: _probe(x)}), _probe(x))
         if not keeps_zero:
             return "lift"
         return "pass" if identity or n.target in _DIVS else "activation"
@@ -257,14 +195,16 @@ class Walk(fx.Interpreter):
         return n.target(*args, **kwargs)  # type: ignore[operator]
 
     @staticmethod
-    def _channels(ids: Any, dim: int = 1) -> Tensor:
+    def _channels(ids: Any, dim: int = 1) -> Tensor | slice:
         """(C,) ids along ``dim``; a channel that mixes several ids counts as live."""
         if not isinstance(ids, Tensor) or ids.ndim < 2:
             return torch.tensor([LIVE])
         rows = ids[0].movedim(dim - 1 if dim > 0 else dim, 0).flatten(1) if ids.ndim > 2 else ids[0].unsqueeze(1)
         own = rows.amax(1, keepdim=True)  # zeros beside it are spatial padding
         uniform = ((rows == own) | (rows == DEAD)).all(1)
-        return torch.where(uniform, own[:, 0], LIVE).long()
+        found = torch.where(uniform, own[:, 0], LIVE).long()
+        first = int(found[0])
+        return slice(first, first + len(found)) if bool((found.diff() == 1).all()) else found
 
     def _conv(self, n: fx.Node, callee: Any, x: Tensor, result: Tensor) -> Conv:
         """Channels and MACs of a conv or linear call, from its shapes."""
@@ -278,6 +218,11 @@ class Walk(fx.Interpreter):
             groups, kernel = x.shape[1] // weight.shape[1], tuple(weight.shape[2:])
         positions = prod((x if isinstance(callee, _ConvTransposeNd) else result).shape[2:])
         return Conv(name, x.shape[1], result.shape[1], groups, kernel, prod(kernel) * positions)
+
+
+def _probe(x: Tensor) -> Tensor:
+    """Noise of the shape of ``x``, the same each time."""
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
 
 
 def _always_live(result: Any) -> Any:

@@ -57,6 +57,8 @@ class AbstractGate(nn.Module):
         self.last_loss: Tensor | None = None
         self.forced: Tensor | Literal["open", "targets"] | None = None
         self.observer: Callable[[Decision, Tensor], None] | None = None
+        self.input_peak_BI: Tensor | None = None
+        self.peak_BO: Tensor | None = None
 
     @abstractmethod
     def decide(self, x_BIHW: Tensor) -> Decision:
@@ -70,9 +72,14 @@ class AbstractGate(nn.Module):
         """The mask that self-supervision asks for, bool (B, O); None for a method without targets."""
         return None
 
-    def forward(self, x_BIHW: Tensor) -> Decision | None:
-        """Called with the unit's input, before its conv runs (which may be followed by in-place changes)."""
-        self.last_loss = None
+    def forward(self, x_BIHW: Tensor, input_peak_BI: Tensor | None = None) -> Decision | None:
+        """Called with the unit's input, before its conv runs (which may be followed by in-place changes).
+
+        ``input_peak_BI`` is the input's maximum over space where the gate before has found it already, so that
+        no map is pooled twice; ``decide`` finds it under the same name on the gate.
+        """
+        self.last_loss = self.peak_BO = None
+        self.input_peak_BI = input_peak_BI
         return self.decide(x_BIHW) if self.forced is None else None
 
     def masked(self, y_BOHW: Tensor, decision: Decision | None) -> Tensor:
@@ -87,6 +94,8 @@ class AbstractGate(nn.Module):
         if isinstance(self.forced, str) and self.forced == "open":
             return y_BOHW
         factor_BO = decision.mask if decision.scale_BO is None else decision.mask * decision.scale_BO
+        if self.peak_BO is not None:  # found by the loss; of the masked output from here on
+            self.peak_BO = self.peak_BO * factor_BO.detach()
         return y_BOHW * factor_BO.to(y_BOHW.dtype).reshape(*y_BOHW.shape[:2], *[1] * (y_BOHW.ndim - 2))
 
     def _forced_mask(self, y_BOHW: Tensor) -> Tensor:
@@ -102,9 +111,7 @@ class AbstractGate(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """What deepcopy and pickle take along: not the last batch, whose tensors hang on an autograd graph."""
         kept = dict(self.__dict__)
-        for name in ("decision", "last_loss", "forced", "observer"):
-            kept[name] = None
-        return kept
+        return kept | dict.fromkeys(("decision", "last_loss", "forced", "observer", "input_peak_BI", "peak_BO"))
 
 
 Gates = Mapping[str, AbstractGate]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cofire.errors import ConfigError
 from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, register_gate
-from cofire.heads import Head
+from cofire.heads import Head, peak
 from cofire.losses import mask_bce
 from cofire.targets import activity, mass_targets, top_target
 from cofire.units import Unit
@@ -74,12 +74,13 @@ class FTWTGate(AbstractGate):
         self.config = config
         self.joint = config.mode == "joint"
         self.k = _kept(group, config)
+        self.nonnegative = group[-1].nonnegative
         sizes = (group[0].in_channels, group[-1].out_channels)
         self.head = Head(*sizes, pool=config.pool, softmax=config.softmax, bias=config.bias)
         self.head_macs = self.head.macs
 
     def decide(self, x_BIHW: Tensor) -> Decision:
-        logits_BO = self.head(x_BIHW if self.joint else x_BIHW.detach())
+        logits_BO = self.head(x_BIHW) if self.joint else self.head(x_BIHW.detach(), self.input_peak_BI)
         mask_BO = (logits_BO > self.threshold).to(logits_BO.dtype)
         if self.joint and self.config.straight_through:
             share_BO = torch.sigmoid(logits_BO)
@@ -88,10 +89,12 @@ class FTWTGate(AbstractGate):
 
     def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
         assert decision.logits_BO is not None
-        return mask_bce(decision.logits_BO, self.target(y_BOHW))
+        self.peak_BO = peak(y_BOHW.detach())
+        activity_BO = activity(y_BOHW, self.peak_BO, self.nonnegative)
+        return mask_bce(decision.logits_BO, self.targets(activity_BO, [self.config.ratio])[0])
 
     def target(self, y_BOHW: Tensor) -> Tensor:
-        return self.targets(activity(y_BOHW), [self.config.ratio])[0]
+        return self.targets(activity(y_BOHW, nonnegative=self.nonnegative), [self.config.ratio])[0]
 
     def targets(self, activity_BO: Tensor, ratios: list[float]) -> Tensor:
         """The targets of pooled activations (B, O) under each ratio, bool (R, B, O)."""

@@ -58,6 +58,7 @@ def gated_net(
     model: nn.Module, shape: tuple[int, int, int] = SHAPE, filter_fn: Any = None, **options: Any
 ) -> GatedModel:
     """``model`` in eval mode behind FTWT gates, also where a head does not pay."""
+    torch.manual_seed(0)  # of the heads' weights
     return gate(model.eval(), FTWT(**{"always": True, **options}), input_shape=shape, filter_fn=filter_fn)
 
 

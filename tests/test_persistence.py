@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -207,10 +208,8 @@ def test_any_junk_in_a_config_gets_an_error_for_people_or_loads(
         table = table[key]
     table[last] = copy.deepcopy(junk)
     (folder / "config.json").write_text(json.dumps(config))
-    try:
+    with contextlib.suppress(CofireError):
         assert isinstance(load(folder), nn.Module)
-    except CofireError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign"])

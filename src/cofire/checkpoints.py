@@ -67,10 +67,13 @@ class CheckpointFolder:
         for old in self._paths()[:-_KEEP]:
             old.unlink()
 
+    def tidy(self) -> None:
+        """Remove what a writer that was killed left behind."""
+        for left_over in self.folder.glob(".*.tmp"):
+            left_over.unlink()
+
     def newest(self) -> Checkpoint | None:
         """The newest readable checkpoint; a damaged one is named in a warning and the one before is taken."""
-        for left_over in self.folder.glob(".*.tmp"):
-            left_over.unlink()  # of a writer that was killed
         for path in reversed(self._paths()):
             try:
                 tensors, header = read_tensors(path)

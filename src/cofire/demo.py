@@ -42,7 +42,7 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
 
     say(f"[bold]1. A dense network[/bold]: a residual CNN on {len(rest)} digits of 8x8 pixels")
     model = create_backbone("resnet8_digits")
-    fit(model, feed, Recipe(epochs=12, lr=0.1, schedule="cosine"), val=val)
+    fit(model, feed, Recipe(epochs=15, lr=0.1, schedule="cosine"), val=val)
     dense = evaluate(model, final, text="")
     say(f"   top-1 {percent(dense.top1, 2)} on {dense.n} test digits, {dense.dense_macs:,} MACs\n")
 
@@ -55,7 +55,7 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
 
     say("[bold]4. Gate it and train on[/bold]: backbone and heads together, decoupled")
     gated = gate(model, solution.config)
-    fit(gated, feed, Recipe(epochs=12, lr=0.02, schedule="cosine"), val=val)
+    fit(gated, feed, Recipe(epochs=25, lr=0.02, head_lr=3.0, schedule="cosine", select="last"), val=val)
     report = evaluate(gated, final, text="")
     save(model, out / "dense")
     gated.save(out / "gated")

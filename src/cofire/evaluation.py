@@ -58,7 +58,8 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        return dataclasses.asdict(self)
+        per_class = {str(label): dataclasses.asdict(part) for label, part in self.per_class.items()}
+        return {**dataclasses.asdict(self), "per_class": per_class}
 
     def __str__(self) -> str:
         return rendered(self.__rich__())

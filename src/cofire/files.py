@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from cofire.errors import FileError
@@ -23,8 +23,8 @@ _HEADER = "cofire"
 MODEL_FORMAT = "cofire-model/1"
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``; then flush it to disk and rename it.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Fill a temporary file beside ``path``, flush it to disk, and rename it.
 
     The temporary file has a fixed name: what a killed writer left behind is taken over by the next one.
 
@@ -35,24 +35,20 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write(temporary)
+            temporary.write_bytes(content)
             with temporary.open("r+b") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
             _sync_folder(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise FileError(f"{path} cannot be written: {error}; it was left as it was") from error
 
 
 def write_text(path: Path, text: str) -> None:
     """``text`` as UTF-8, atomically."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
+    write_atomically(path, text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -79,7 +75,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     unshared = {name: tensor.clone() for name, tensor in plain.items()}  # safetensors refuses shared memory
     text = json.dumps({**header, "sha256": _digest(unshared, header)})
-    write_atomically(path, lambda temporary: save_file(unshared, temporary, metadata={_HEADER: text}))
+    # Not safetensors' save_file: it has a temporary file of its own, which a killed process would leave behind.
+    write_atomically(path, save(unshared, metadata={_HEADER: text}))
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -101,7 +98,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         header = json.loads(text)
         digest = header.pop("sha256")
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} has a damaged header: {error!r}") from error
     if digest != _digest(tensors, header):
         raise FileError(f"{path} is damaged: its checksum is wrong")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import linecache
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,17 +34,15 @@ class GateMap(nn.Module):
         self._keys = {group: group.replace(".", "_") for group in gates}
         if len(set(self._keys.values())) < len(gates):
             raise ConfigError(f"two groups have the same name once '.' is written as '_': {sorted(gates)}")
+        # Not add_module, which refuses names that are methods here: a conv may be called "items".
         for group, gate in gates.items():
-            self.add_module(self._keys[group], gate)
-
-    def key(self, group: str) -> str:
-        """The attribute under which a group's gate is kept."""
-        if group not in self._keys:
-            raise unknown("group", group, self._keys)
-        return self._keys[group]
+            self._modules[self._keys[group]] = gate
+            gate.name = group
 
     def __getitem__(self, group: str) -> AbstractGate:
-        return cast(AbstractGate, getattr(self, self.key(group)))
+        if group not in self._keys:
+            raise unknown("group", group, self._keys)
+        return cast(AbstractGate, self._modules[self._keys[group]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)
@@ -74,31 +73,33 @@ class GatedModel(nn.Module):
         super().__init__()
         if "gates" in dict(backbone.named_children()):
             raise ConfigError("the model has a submodule named 'gates', which is where cofire keeps its own; rename it")
-        # The same tensors under the same names. The backbone itself is kept out of the module tree (its children
-        # are in it): deepcopy and pickle rebuild a gated model from it, because generated code does neither.
+        self.graph = graph
+        self.config = config
+        self.code, self._run = _compiled(_with_gates(graph))
+        # The same modules and tensors under the same names, whatever the names are. The backbone itself stays out
+        # of the module tree: the generated forward looks its calls up there, and deepcopy and pickle rebuild a
+        # gated model from it, because generated code does neither.
         self.__dict__["_backbone"] = backbone
         self._parameters = backbone._parameters
         self._buffers = backbone._buffers
         self._non_persistent_buffers_set = backbone._non_persistent_buffers_set
-        for name, child in backbone.named_children():
-            self.add_module(name, child)
-        for node in graph.calls.find_nodes(op="get_attr"):
-            value = getattr(backbone, str(node.target), None) if "." not in str(node.target) else None
-            if isinstance(value, Tensor) and node.target not in (*self._parameters, *self._buffers):
-                self.register_buffer(str(node.target), value, persistent=False)
-        self.graph = graph
-        self.config = config
-        self.gates = GateMap(gates)
-        self.code, self._run = _compiled(_with_gates(graph, self.gates))
-        self.train(backbone.training)
+        self._modules.update(backbone._modules)
+        self._modules["gates"] = GateMap(gates)
+        self.training = self.gates.training = backbone.training
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Logits for a batch of images (B, C, H, W)."""
         channels = self.graph.input_shape[0]
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != channels:
             raise DataError(f"images must have shape (B, {channels}, H, W), got {tuple(x_BCHW.shape)}")
-        logits: Tensor = self._run(self, x_BCHW)
+        self.backbone.training = self.training
+        logits: Tensor = self._run(self.backbone, x_BCHW, self.gates)
         return logits
+
+    @property
+    def gates(self) -> GateMap:
+        """Group -> gate, in execution order."""
+        return cast(GateMap, self._modules["gates"])
 
     @property
     def backbone(self) -> nn.Module:
@@ -157,8 +158,8 @@ class GatedModel(nn.Module):
                 self.gates[group].forced = value
 
     def _mask(self, group: str, mask: Tensor) -> Tensor:
-        filters = self.units.groups[group][-1].out_channels if group in self.gates else -1
-        self.gates.key(group)
+        self.gates[group]  # raises if there is no such group
+        filters = self.units.groups[group][-1].out_channels
         if mask.ndim not in (1, 2) or mask.shape[-1] != filters:
             raise ConfigError(f"group {group!r}: mask must have shape (B, {filters}), got {tuple(mask.shape)}")
         return (mask if mask.is_floating_point() else mask.float()).reshape(-1, filters)
@@ -249,7 +250,9 @@ def _gated(
     input_shape: tuple[int, int, int] | None,
 ) -> GatedModel:
     graph = place(trace(backbone, input_shape), config, filter_fn)
-    return GatedModel(backbone, graph, config, build_gates(list(graph.units.groups.values()), config))
+    gated = GatedModel(backbone, graph, config, build_gates(list(graph.units.groups.values()), config))
+    gated.gates.train(backbone.training)
+    return gated
 
 
 def _rebuild(
@@ -264,36 +267,35 @@ def _rebuild(
     graph = place(trace(backbone, input_shape), config, lambda unit: unit.name in selected)
     gated = GatedModel(backbone, graph, config, gates)
     gated.threshold = threshold
-    gated.training = training
+    gated.training = gated.gates.training = training
     return gated
 
 
-def _with_gates(graph: Graph, gates: GateMap) -> fx.Graph:
+def _with_gates(graph: Graph) -> fx.Graph:
     """The calls with two more per group: decide before the first unit's conv, mask after the last unit's end."""
     calls = copy.deepcopy(graph.calls)
     nodes = {node.name: node for node in calls.nodes}
-    peaks: dict[fx.Node, fx.Node] = {}
+    gates_of_masked: dict[fx.Node, fx.Node] = {}
+    with calls.inserting_after(calls.find_nodes(op="placeholder")[-1]):
+        gates = calls.placeholder("gates")
     for group, members in graph.units.groups.items():
-        path = f"gates.{gates.key(group)}"
         conv, out = nodes[members[0].conv], nodes[members[-1].out]
         x = conv.all_input_nodes[0]
         with calls.inserting_before(conv):
-            decision = calls.create_node("call_module", path, (x, peaks[x]) if x in peaks else (x,))
+            gate_node = calls.create_node("call_function", operator.getitem, (gates, group), name="gate")
+            args: list[fx.Node] = [gate_node, x]
+            if x in gates_of_masked:
+                args.append(calls.create_node("call_function", getattr, (gates_of_masked[x], "peak_BO"), name="peak"))
+            decision = calls.create_node("call_method", "decided", tuple(args))
         with calls.inserting_after(out):
-            gate_node = calls.create_node("get_attr", path)
-        with calls.inserting_after(gate_node):
             masked = calls.create_node("call_method", "masked", (gate_node, out, decision))
-        with calls.inserting_after(masked):
-            peaks[masked] = calls.create_node("get_attr", f"{path}.peak_BO")
+        gates_of_masked[masked] = gate_node
         out.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
-    for peak in peaks.values():
-        if not peak.users:
-            calls.erase_node(peak)
     return calls
 
 
 def _compiled(calls: fx.Graph) -> tuple[str, Callable[..., Any]]:
-    """Source of the forward, and the function (self, x) it defines."""
+    """Source of the forward, and the function (backbone, x, gates) it defines."""
     code = calls.python_code("self")
     name = f"<cofire gated forward {id(calls):x}>"
     scope = dict(code.globals)

@@ -96,7 +96,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be one of {', '.join(map(repr, args))}, got {value!r}")
         return value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return structure(hint, value, where)
+        return value if isinstance(value, hint) else structure(hint, value, where)
     if origin is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
             raise ConfigError(f"{where} must be a list, got {value!r}")

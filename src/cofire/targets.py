@@ -96,6 +96,6 @@ def _strongest_first(activity_BO: Tensor) -> tuple[Tensor, Tensor]:
 
 def _checked(activity_BO: Tensor) -> Tensor:
     # Under torch.compile a look at values would break the graph; there the loss shows what is not finite.
-    if not torch.compiler.is_compiling() and not bool(torch.isfinite(activity_BO.sum(1)).all()):
+    if not torch.compiler.is_compiling() and not bool(activity_BO.isfinite().all()):
         raise TrainingError("activations must be finite, got NaN or Inf; lower the learning rate or check the input")
     return activity_BO

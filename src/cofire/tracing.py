@@ -165,7 +165,7 @@ def _read_training_anew(graph: fx.Graph) -> None:
             bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
         except (TypeError, ValueError):
             continue
-        if isinstance(bound.arguments.get("training"), bool):
+        if bound.arguments.get("training") is False:  # what self.training was; True was written as a constant
             path = ".".join(part for part in (node.meta["inside"], "training") if part)
             with graph.inserting_before(node):
                 bound.arguments["training"] = graph.create_node("get_attr", path, name="training")

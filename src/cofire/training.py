@@ -307,8 +307,10 @@ class _Run:
             return
         if self.accelerator.is_main_process:
             self._claim_folder()
+            self.folder.tidy()
         self.accelerator.wait_for_everyone()
         checkpoint = self.folder.newest()
+        self.accelerator.wait_for_everyone()  # all have read before one writes
         if checkpoint is not None:
             restore(checkpoint, self.plain, self.optimizer)
             self.step = checkpoint.step

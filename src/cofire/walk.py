@@ -26,10 +26,11 @@ _MOVES: set[Any] = {
     *(torch.flip, torch.clone, torch.swapaxes, torch.channel_shuffle, operator.getitem, F.pad, F.channel_shuffle),
     *("flatten", "reshape", "view", "permute", "transpose", "contiguous", "chunk", "split", "unbind", "narrow"),
     *("squeeze", "unsqueeze", "expand", "repeat", "roll", "flip", "clone", "swapaxes", "detach", "select"),
-    *("to", "float", "type_as", "reshape_as", "view_as", "expand_as"),
+    *("reshape_as", "view_as", "expand_as"),
     *(nn.Flatten, nn.Unflatten, nn.ChannelShuffle, nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d),
     *(nn.ReplicationPad2d, nn.PixelUnshuffle),
 }
+_CASTS: set[Any] = {"to", "type", "type_as", "half", "bfloat16", "float", "double", "cpu", "cuda"}
 _REDUCTIONS: set[Any] = {torch.mean, torch.sum, torch.amax, "mean", "sum", "amax"}
 _POOLS: set[Any] = {
     *_REDUCTIONS,
@@ -125,7 +126,7 @@ class Walk(fx.Interpreter):
         if n.op == "placeholder":
             return "input"
         key = type(callee) if isinstance(callee, nn.Module) else callee
-        if key in _MOVES:
+        if key in _MOVES or key in _CASTS:
             pads = [v for v in (n.kwargs.get("value"), getattr(callee, "value", None)) if v]
             return "opaque" if pads or (key is F.pad and len(n.args) > 3 and n.args[3]) else "move"
         if isinstance(callee, (_ConvNd, nn.Linear)) or key in (F.conv1d, F.conv2d, F.conv3d, F.linear):
@@ -135,8 +136,10 @@ class Walk(fx.Interpreter):
         if not isinstance(result, Tensor) or result.ndim < 2 or not isinstance(operands[0], Tensor):
             return "opaque"
         pairs = len(operands) == 2 and all(isinstance(o, Tensor) for o in operands)
+        if key in _ADDS and len(operands) == 1:  # a parameter may become something other than zero
+            return self._elementwise_kind(n, operands[0]) if len(n.all_input_nodes) == 1 else "lift"
         if key in _ADDS:
-            return "lift" if len(operands) == 1 else "add" if pairs and self._aligned(operands, result) else "opaque"
+            return "add" if pairs and self._aligned(operands, result) else "opaque"
         if key in _MULS:
             return "mul" if pairs and self._aligned(operands, result) else "pass" if len(operands) == 1 else "opaque"
         if key in _POOLS:
@@ -171,7 +174,7 @@ class Walk(fx.Interpreter):
         identity = torch.equal(self._call(n, {0: _probe(x)}), _probe(x))
         if not keeps_zero:
             return "lift"
-        return "pass" if identity or n.target in _DIVS else "activation"
+        return "pass" if identity or n.target in _NEUTRAL | _DIVS | _ADDS else "activation"
 
     def _call(self, n: fx.Node, replaced: dict[int, Tensor]) -> Any:
         """The call of ``n`` with its tensor operands replaced (by position among them)."""
@@ -180,6 +183,8 @@ class Walk(fx.Interpreter):
 
     def _moved(self, n: fx.Node, callee: Any) -> Any:
         """The ids after a move, by running it on them; None where it cannot be run on them."""
+        if callee in _CASTS:  # the ids would be cast as well
+            return self.ids.get(n.all_input_nodes[0])
         try:
             return self._run_with(n, lambda node: self.ids.get(node, self.env.get(node)))
         except Exception:

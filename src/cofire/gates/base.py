@@ -9,11 +9,12 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
-from cofire.errors import ConfigError, unknown
+from cofire.errors import ConfigError, TrainingError, unknown
 from cofire.units import Placement, Unit
 
 
@@ -35,7 +36,7 @@ class GateConfig(Placement):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
 
     @classmethod
-    def preset(cls, name: str, **options: Any) -> Any:
+    def preset(cls, name: str, **options: Any) -> Self:
         """The config of a named preset, with ``options`` on top."""
         if name not in cls.presets:
             raise unknown(f"{cls.__name__} preset", name, cls.presets)
@@ -49,6 +50,7 @@ class AbstractGate(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.name = ""  # its group, once it is part of a model; for error texts
         self.threshold = 0.0
         self._forget()
 
@@ -72,14 +74,15 @@ class AbstractGate(nn.Module):
         """The mask that self-supervision asks for, bool (B, O); None for a method without targets."""
         return None
 
-    def forward(self, x_BIHW: Tensor, input_peak_BI: Tensor | None = None) -> Decision | None:
-        """Called with the unit's input, before its conv runs (which may be followed by in-place changes).
+    def decided(self, x_BIHW: Tensor, input_peak_BI: Tensor | None = None) -> Decision | None:
+        """The decision, taken before the unit's conv runs, or None if it is forced.
 
         ``input_peak_BI`` is the input's maximum over space where the gate before has found it already, so that
         no map is pooled twice; ``decide`` finds it under the same name on the gate.
         """
         self.last_loss = self.peak_BO = None
-        self.input_peak_BI = input_peak_BI
+        untouched = input_peak_BI is not None and not torch.compiler.is_compiling() and x_BIHW._version == 0
+        self.input_peak_BI = input_peak_BI if untouched else None  # the input may have been changed in place since
         return self.decide(x_BIHW) if self.forced is None else None
 
     def masked(self, y_BOHW: Tensor, decision: Decision | None) -> Tensor:
@@ -87,7 +90,10 @@ class AbstractGate(nn.Module):
         if decision is None:
             decision = Decision(None, self._forced_mask(y_BOHW))
         elif self.training:
-            self.last_loss = self.loss(decision, y_BOHW)
+            try:
+                self.last_loss = self.loss(decision, y_BOHW)
+            except TrainingError as error:
+                raise TrainingError(f"group {self.name!r}: {error}") from error
         self.decision = decision
         if self.observer is not None:
             self.observer(decision, y_BOHW)
@@ -100,7 +106,10 @@ class AbstractGate(nn.Module):
 
     def _forced_mask(self, y_BOHW: Tensor) -> Tensor:
         if isinstance(self.forced, Tensor):
-            return self.forced.expand(y_BOHW.shape[0], -1)
+            if len(self.forced) not in (1, len(y_BOHW)):
+                rows = f"a row for each of {len(y_BOHW)} samples, got {len(self.forced)}"
+                raise ConfigError(f"group {self.name!r}: a forced mask must have one row or {rows}")
+            return self.forced.expand(len(y_BOHW), -1)
         if self.forced == "targets":
             target_BO = self.target(y_BOHW)
             if target_BO is None:
@@ -116,7 +125,6 @@ class AbstractGate(nn.Module):
 
 Gates = Mapping[str, AbstractGate]
 Builder = Callable[[list[list[Unit]], Any], Gates]
-Config = TypeVar("Config", bound=type[GateConfig])
 
 _builders: dict[type[GateConfig], Builder] = {}
 

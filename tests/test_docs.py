@@ -1,0 +1,113 @@
+"""README and docs: every Python block runs, every `cofire` command exists, every link to a file leads somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+from small import ROOT
+
+from cofire import cli
+
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```\s*$", re.M | re.S)
+SHELLS = ("bash", "sh", "shell", "console", "text", "")
+
+
+class Block(NamedTuple):
+    language: str
+    code: str
+    line: int
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """The fenced code blocks of a page, with the line on which their code begins."""
+    for found in FENCE.finditer(text):
+        indent = found["indent"]
+        code = "".join(line.removeprefix(indent) for line in found["code"].splitlines(keepends=True))
+        yield Block(found["language"], code, text.count("\n", 0, found.start()) + 2)
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The calls of `cofire` in a shell block, as lists of words; continued lines are one call."""
+    for line in code.replace("\\\n", " ").splitlines():
+        for call in re.split(r" {2,}(?=cofire )", line.strip().removeprefix("$ ")):  # several in columns
+            if call.startswith("cofire "):
+                yield shlex.split(call, comments=True)[1:]
+
+
+def page_ids(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def run_page(text: str, name: str) -> None:
+    """Run the Python blocks of a page one after the other in one namespace; errors point into the page."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(text):
+        if block.language == "python":
+            exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+
+
+def unknown_options(words: list[str]) -> list[str]:
+    """What the command line does not know in a call: the command, or options."""
+    group: Any = typer.main.get_command(cli.app)
+    options = [word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+    if words[0].startswith("-"):
+        return [option for option in options if option != "--help"]
+    if words[0] not in group.commands:
+        return [words[0]]
+    known = {
+        name for parameter in group.commands[words[0]].params for name in parameter.opts + parameter.secondary_opts
+    }
+    return [option for option in options if option not in known | {"--help"}]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_the_python_blocks_of_a_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(path.read_text(), page_ids(path))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_the_commands_of_a_page_exist(path: Path) -> None:
+    calls = [words for block in blocks(path.read_text()) if block.language in SHELLS for words in commands(block.code)]
+    assert {" ".join(words): found for words in calls if (found := unknown_options(words))} == {}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_ids)
+def test_the_files_a_page_links_to_exist(path: Path) -> None:
+    targets = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+# The tests themselves
+
+
+def test_blocks_are_found_with_language_and_line() -> None:
+    text = "a\n```python\nx = 1\n```\n- b\n  ```bash\n  cofire info\n  ```\n```\nplain\n```\n"
+    assert list(blocks(text)) == [
+        Block("python", "x = 1\n", 3),
+        Block("bash", "cofire info\n", 7),
+        Block("", "plain\n", 10),
+    ]
+
+
+def test_blocks_share_a_namespace_and_a_failure_names_its_line() -> None:
+    run_page("```python\nx = 1\n```\n```python\nassert x == 1\n```\n", "page")
+    with pytest.raises(ZeroDivisionError) as failure:
+        run_page("text\n\n```python\nx = 1\nx / 0\n```\n", "page")
+    assert failure.traceback[-1].lineno == 4  # counted from 0
+
+
+def test_commands_are_found_and_checked() -> None:
+    code = "$ cofire train a.toml \\\n  --out b  # comment\nmake demo\ncofire eval b            cofire info\n"
+    assert list(commands(code)) == [["train", "a.toml", "--out", "b"], ["eval", "b"], ["info"]]
+    assert unknown_options(["train", "a.toml", "--out", "b", "--set", "gate.ratio=0.8"]) == []
+    assert unknown_options(["train", "a.toml", "--output=b"]) == ["--output"]
+    assert unknown_options(["trian", "a.toml"]) == ["trian"]
+    assert unknown_options(["--help"]) == []

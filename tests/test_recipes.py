@@ -1,0 +1,278 @@
+"""Every recipe that ships can be read, builds its model and trains a step; what is wrong in one is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import ROOT, digest
+
+from cofire import FTWT, CofireError, ConfigError, FileError, data, gate, load, save, signatures
+from cofire.data import Images
+from cofire.experiment import (
+    as_table,
+    build_gated,
+    build_model,
+    eval_run,
+    gate_config,
+    parse_experiment,
+    read_experiment,
+    read_run,
+    read_sets,
+    train_experiment,
+)
+
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
+SHAPES = {"cifar10": (3, 32, 32), "digits": (1, 8, 8), "synthetic": (3, 32, 32)}
+
+TINY: dict[str, Any] = {
+    "data": {"name": "synthetic", "batch_size": 8, "args": {"train": 24, "test": 8, "shape": [1, 8, 8]}},
+    "backbone": {"name": "resnet8_digits"},
+    "gate": {"ratio": 0.8},
+    "train": {"epochs": 1},
+}
+
+
+def tiny(**sections: Any) -> dict[str, Any]:
+    """The tiny recipe with some sections replaced; None takes one away."""
+    return {key: value for key, value in {**TINY, **sections}.items() if value is not None}
+
+
+@pytest.fixture
+def synthetic_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few synthetic images in place of every source, so that no data set is needed."""
+
+    def source(name: str, **arguments: Any) -> tuple[Images, Images]:
+        assert name in data.list_sources()
+        images = data.synthetic(48, SHAPES[name])
+        return images.split(16)
+
+    monkeypatch.setattr(data, "source", source)
+
+
+# The recipes that ship
+
+
+def test_there_are_recipes() -> None:
+    assert RECIPES
+
+
+@pytest.mark.usefixtures("synthetic_source")
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_builds_its_model_and_trains_a_step(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    changes = ["data.batch_size=16", "train.epochs=1"]
+    written = read_experiment(path)
+    if isinstance(written.data.val, int) and written.data.val:
+        changes.append("data.val=16")
+    if written.backbone.weights and not Path(written.backbone.weights).exists():
+        changes.append("backbone.weights=")
+    result = train_experiment(read_experiment(path, changes), tmp_path / "run")
+    assert result["test"]["n"] == 16
+    assert result["experiment"]["name"] == path.stem
+    assert eval_run(tmp_path / "run").to_json()["loss"] == pytest.approx(result["test"]["loss"])
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_begins_with_a_line_that_says_what_it_is(path: Path) -> None:
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_table_of_an_experiment_reads_back_as_the_experiment(path: Path) -> None:
+    experiment = read_experiment(path)
+    assert parse_experiment(json.loads(json.dumps(as_table(experiment)))) == experiment
+
+
+# What a recipe may say
+
+
+def test_presets_are_a_base_for_the_other_keys() -> None:
+    experiment = parse_experiment(tiny(gate={"preset": "official", "ratio": 0.7, "floor": 1}))
+    assert experiment.gate == FTWT.preset("official", ratio=0.7, floor=1)
+
+
+def test_overrides_come_on_top_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('[data]\nname = "digits"\n[backbone]\nname = "resnet8_digits"\n')
+    experiment = read_experiment(tmp_path / "a.toml", ["gate.ratio=0.7", "train.schedule=cosine", "name=other"])
+    assert experiment.gate == FTWT(ratio=0.7)
+    assert (experiment.train.schedule, experiment.name) == ("cosine", "other")
+    assert read_experiment(tmp_path / "a.toml").gate is None
+    assert read_experiment(tmp_path / "a.toml").name == "a"
+
+
+def test_the_validation_set_is_held_out_of_the_training_set() -> None:
+    held_out = parse_experiment(tiny(data={**TINY["data"], "val": 4}))
+    sets = read_sets(held_out)
+    assert (len(sets.train), len(sets.val or ()), len(sets.test)) == (20, 4, 8)
+    watched = parse_experiment(tiny(data={**TINY["data"], "val": "test"}, train={"select": "last"}))
+    sets = read_sets(watched)
+    assert sets.val is sets.test
+    assert read_sets(parse_experiment(TINY)).val is None
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [{"kind": "uniform", "keep": 0.5}, {"kind": "taylor", "macs": 0.5}, {"kind": "file", "path": "signature.json"}],
+    ids=lambda part: part["kind"],
+)
+def test_a_signature_is_worked_out(signature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    experiment = parse_experiment(tiny(signature=signature))
+    sets = read_sets(experiment)
+    model = build_model(experiment, sets)
+    signatures.write("signature.json", signatures.uniform(model, FTWT(), 0.3))
+    config = gate_config(experiment, model, sets)
+    assert config.signature
+    if signature["kind"] == "file":
+        assert config.signature == signatures.read("signature.json")
+    build_gated(experiment, sets)
+
+
+def test_weights_may_be_a_file_or_the_folder_of_a_dense_run(tmp_path: Path) -> None:
+    dense = parse_experiment(tiny(gate=None))
+    model = build_model(dense, read_sets(dense))
+    folder = save(model, tmp_path / "dense")
+    for weights in (folder, folder / "model.safetensors"):
+        other = parse_experiment(
+            tiny(backbone={"name": "resnet8_digits", "weights": str(weights)}, train={"epochs": 1, "seed": 7})
+        )
+        assert digest(build_model(other, read_sets(other))) == digest(model)
+
+
+def test_a_gated_run_is_no_backbone(tmp_path: Path) -> None:
+    experiment = parse_experiment(TINY)
+    model = build_model(experiment, read_sets(experiment))
+    save(gate(model, FTWT()), tmp_path / "gated")
+    wrong = parse_experiment(tiny(backbone={"name": "resnet8_digits", "weights": str(tmp_path / "gated")}))
+    with pytest.raises(ConfigError, match=r"must hold a dense .* got a gated model"):
+        build_model(wrong, read_sets(wrong))
+    save(model, tmp_path / "dense")
+    wrong = parse_experiment(
+        tiny(data={"name": "synthetic"}, backbone={"name": "resnet20", "weights": str(tmp_path / "dense")})
+    )
+    with pytest.raises(ConfigError, match=r"must hold a dense .*resnet20.* got .*resnet8_digits"):
+        build_model(wrong, read_sets(wrong))
+
+
+def test_other_seeds_give_other_fresh_weights() -> None:
+    digests = set()
+    for seed in (0, 0, 1):
+        experiment = parse_experiment(tiny(train={"seed": seed}))
+        digests.add(digest(build_model(experiment, read_sets(experiment))))
+    assert len(digests) == 2
+
+
+# Runs
+
+
+def test_a_run_is_a_folder_that_explains_itself(tmp_path: Path) -> None:
+    experiment = parse_experiment(TINY)
+    result = train_experiment(experiment, tmp_path)
+    assert read_run(tmp_path) == experiment
+    assert result == json.loads((tmp_path / "result.json").read_text())
+    assert result["n"] == {"train": 24, "val": 0, "test": 8}
+    assert result["provenance"]["torch"]
+    assert eval_run(tmp_path).to_json()["top1"] == result["test"]["top1"]
+    assert load(tmp_path).config == experiment.gate
+    text = (tmp_path / "result.json").read_text()
+    assert str(ROOT) not in text
+    assert str(Path.home()) not in text
+
+
+def test_a_finished_run_is_returned_and_not_made_again(tmp_path: Path) -> None:
+    first = train_experiment(parse_experiment(TINY), tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert train_experiment(parse_experiment(TINY), tmp_path) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path: Path, finished: bool) -> None:
+    train_experiment(parse_experiment(TINY), tmp_path)
+    if not finished:
+        (tmp_path / "result.json").unlink()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    other = parse_experiment(tiny(gate={"ratio": 0.7}, data={**TINY["data"], "batch_size": 4}))
+    with pytest.raises(FileError, match=r"holds another run \(it differs in data\.batch_size, gate\.ratio\)"):
+        train_experiment(other, tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        (tiny(tain={}), "unknown section or key in the recipe: 'tain'; did you mean 'train'"),
+        (tiny(data=None), r"the recipe must have a section \[data\]"),
+        (tiny(backbone=None), r"the recipe must have a section \[backbone\]"),
+        (tiny(train={"epoch": 3}), r"unknown key in \[train\]: 'epoch'; did you mean 'epochs'\?"),
+        (tiny(gate={"ration": 0.8}), r"unknown key in \[gate\]: 'ration'; did you mean 'ratio'\?"),
+        (tiny(gate={"ratio": 1.5}), r"FTWT.ratio must be in \(0, 1\], got 1.5"),
+        (tiny(gate={"ratio": 0}), r"FTWT.ratio must be in \(0, 1\], got 0"),
+        (tiny(gate={"type": "FTW"}), "unknown gate type 'FTW'; did you mean 'FTWT'"),
+        (tiny(gate={"preset": "papers"}), "unknown FTWT preset 'papers'; did you mean 'paper'"),
+        (tiny(gate=3), r"\[gate\] must be a table, got 3"),
+        (tiny(train={"schedule": "cosin"}), r"\[train\] schedule must be one of 'steps', 'cosine', got 'cosin'"),
+        (tiny(data={"name": "digits", "val": "test"}), 'val = "test" would select on the test set'),
+        (tiny(signature={"kind": "uniform"}), r"\[signature\] kind 'uniform' needs the key 'keep'"),
+        (tiny(signature={"kind": "file", "path": "x"}, gate=None), r"\[signature\] needs a \[gate\] of type FTWT"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_mistake_in_a_recipe_is_named(table: dict[str, Any], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        parse_experiment(table)
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        (tiny(data={"name": "digit"}), "unknown data source 'digit'; did you mean 'digits'"),
+        (tiny(data={"name": "digits", "args": {"rot": 1}}), "unknown argument of data source 'digits': 'rot'"),
+        (tiny(backbone={"name": "resnet8_digit"}), "unknown backbone .* did you mean 'resnet8_digits'"),
+        (tiny(backbone={"name": "resnet20", "args": {"widht": 2}}), "unknown argument of backbone 'resnet20' 'widht'"),
+        (tiny(backbone={"name": "resnet20"}), r"1, 8, 8"),  # wants three channels
+        (tiny(backbone={"name": "resnet20"}, gate=None), r"1, 8, 8"),
+        (tiny(backbone={"name": "resnet8_digits", "weights": "gone.pth"}), r"'gone\.pth' does not exist"),
+        (tiny(data={**TINY["data"], "batch_size": 100}), "batch_size must be at most 24"),
+        (tiny(data={**TINY["data"], "val": 24}), r"n to hold out must be in 1\.\.23, got 24"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_recipe_that_cannot_be_carried_out_leaves_nothing_behind(
+    table: dict[str, Any], error: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CofireError, match=error):
+        train_experiment(parse_experiment(table), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"recipe .*gone\.toml does not exist"):
+        read_experiment(tmp_path / "gone.toml")
+    (tmp_path / "a.toml").write_text("[data\n")
+    with pytest.raises(FileError, match=r"a\.toml is not readable as TOML"):
+        read_experiment(tmp_path / "a.toml")
+    with pytest.raises(FileError, match="is not readable as TOML"):
+        read_experiment(tmp_path)
+
+
+def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"experiment\.json does not exist"):
+        eval_run(tmp_path)
+    (tmp_path / "experiment.json").write_text("[]")
+    with pytest.raises(FileError, match=r"experiment\.json must hold a table"):
+        eval_run(tmp_path)
+
+
+def test_a_threshold_needs_gates(tmp_path: Path) -> None:
+    train_experiment(parse_experiment(tiny(gate=None)), tmp_path)
+    with pytest.raises(ConfigError, match="threshold: this run has no gates"):
+        eval_run(tmp_path, threshold=0.5)

@@ -26,7 +26,7 @@ from cofire.graph import trace
 from cofire.persistence import load, save
 from cofire.provenance import provenance
 from cofire.strict import differences, override, structure, unstructure
-from cofire.training import FitResult, Recipe, fit
+from cofire.training import FitResult, Recipe, fit, processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,12 +267,16 @@ def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
     part, recipe = experiment.data, experiment.train
     loader = sets.train.loader(part.batch_size, train=True, augment=part.augment, pad=part.pad, seed=recipe.seed)
     val = sets.val.loader(part.eval_batch_size) if sets.val else None
-    write_json(table_path, table)
+    main = processes().is_main_process
+    if main:
+        write_json(table_path, table)
     fitted = fit(model, loader, recipe, val=val, out=out)
-    report = evaluate(model, sets.test.loader(part.eval_batch_size), text="testing")
-    save(model, out)
-    result = _result(table, origin, fitted, report, sets)
-    write_json(result_path, result)
+    if main:
+        report = evaluate(model, sets.test.loader(part.eval_batch_size), text="testing")
+        save(model, out)
+        write_json(result_path, _result(table, origin, fitted, report, sets))
+    processes().wait_for_everyone()
+    result: dict[str, Any] = read_json(result_path)
     return result
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
@@ -140,6 +140,11 @@ def fit(
         return _Run(model, train, recipe, val, Path(out) if out is not None else None).go()
 
 
+def processes() -> PartialState:
+    """The processes of this run: one, unless it was started by accelerate launch or torchrun."""
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
 class _Run:
     def __init__(
         self, model: nn.Module, train: AnyLoader, recipe: Recipe, val: AnyLoader | None, out: Path | None
@@ -147,7 +152,8 @@ class _Run:
         self.recipe, self.train, self.val, self.out = recipe, train, val, out
         self.steps_per_epoch = _length(train)
         AcceleratorState._reset_state()  # another fit in this process may have used another precision
-        self.accelerator = Accelerator(mixed_precision="bf16" if recipe.precision == "bf16" else "no")
+        mixed = "bf16" if recipe.precision == "bf16" else "no"
+        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
         self.plain = model
         optimizer = torch.optim.SGD(_parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)

@@ -32,9 +32,11 @@ def own_loader() -> data.Loader:
     return data.synthetic(32, (3, 8, 8), classes=3).loader(8, train=True)
 
 
-RECIPES = {
-    "all": Recipe(epochs=2, lr=0.05, schedule="cosine"),
-    "heads": Recipe(epochs=2, train="heads", schedule="cosine"),
+ALL = Recipe(epochs=2, lr=0.05, schedule="cosine")
+FITS: dict[str, tuple[Any, Recipe]] = {
+    "all": (own_loader(), ALL),
+    "heads": (own_loader(), Recipe(epochs=2, train="heads", schedule="cosine")),
+    "list": (list(own_loader()), ALL),
 }
 
 
@@ -57,14 +59,11 @@ def main() -> None:
     torch.set_num_threads(1)
     out = Path(sys.argv[1])
     fitted = {}
-    for name, recipe in RECIPES.items():
+    for name, (loader, recipe) in FITS.items():
         gated = own_gated()
-        fit(gated, own_loader(), recipe, out=out / name)
+        fit(gated, loader, recipe, out=out / name)
         fitted[name] = digest(gated)
         assert dist.get_world_size() == 2
-    listed = own_gated()
-    fit(listed, list(own_loader()), RECIPES["all"])
-    fitted["list"] = digest(listed)
     rank = dist.get_rank()
     result = {"fit": fitted, "steps": {name: step(name, rank) for name in BACKBONES}}
     (out / f"rank{rank}.json").write_text(json.dumps(result))

@@ -243,7 +243,7 @@ real = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def test_images() -> Images:
+def cifar_test() -> Images:
     return data.cifar10(root=CIFAR.parent)[1]
 
 
@@ -252,16 +252,16 @@ def resnet56(path: Path) -> Any:
 
 
 @real
-def test_resnet56_on_cifar10_one_pass_gives_the_measured_figures(test_images: Images) -> None:
-    table = estimate(resnet56(WEIGHTS), FTWT(), test_images.take(slice(0, 500)).loader(250), [0.80, 0.88])
+def test_resnet56_on_cifar10_one_pass_gives_the_measured_figures(cifar_test: Images) -> None:
+    table = estimate(resnet56(WEIGHTS), FTWT(), cifar_test.take(slice(0, 500)).loader(250), [0.80, 0.88])
     assert table.reduction["paper"] == pytest.approx([0.642, 0.505], abs=0.005)
     assert table.reduction["executed"] == pytest.approx([0.537, 0.417], abs=0.005)
 
 
 @real
 @pytest.mark.slow
-def test_resnet56_on_cifar10_with_masks_applied_gives_the_measured_figures(test_images: Images) -> None:
-    loader = test_images.take(slice(0, 2000)).loader(250)
+def test_resnet56_on_cifar10_with_masks_applied_gives_the_measured_figures(cifar_test: Images) -> None:
+    loader = cifar_test.take(slice(0, 2000)).loader(250)
     table = estimate(resnet56(WEIGHTS), FTWT(), loader, [0.80, 0.88], cascade=True)
     assert table.reduction["paper"] == pytest.approx([0.702, 0.538], abs=0.005)
     assert table.reduction["executed"] == pytest.approx([0.613, 0.455], abs=0.005)

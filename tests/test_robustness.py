@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from ddp_worker import BACKBONES, RECIPES, new_gated, own_gated, own_loader
+from ddp_worker import BACKBONES, FITS, new_gated, own_gated
 from small import digest
 from torch import Tensor, nn
 
@@ -222,19 +222,14 @@ def test_two_processes_agree_on_finite_gradients_of_every_parameter(name: str, t
     assert any(value > 0 for value in first["sums"].values())
 
 
-@pytest.mark.parametrize("train", RECIPES)
-def test_fit_in_two_processes_equals_fit_in_one(train: str, two_processes: Any) -> None:
+@pytest.mark.parametrize("name", FITS)
+def test_fit_in_two_processes_equals_fit_in_one(name: str, two_processes: Any) -> None:
     """Up to the order of sums: each process has half of every batch, and the network has no batch norm."""
     out, results = two_processes
-    assert results[0]["fit"][train] == results[1]["fit"][train]
+    assert results[0]["fit"][name] == results[1]["fit"][name]
     alone = own_gated()
-    fit(alone, own_loader(), RECIPES[train])
-    newest = max((out / train / "checkpoints").glob("step-*"))
+    fit(alone, *FITS[name])
+    newest = max((out / name / "checkpoints").glob("step-*"))
     together = {key.removeprefix("model."): tensor for key, tensor in read_tensors(newest)[0].items()}
     for key, tensor in alone.state_dict().items():
         torch.testing.assert_close(together[key], tensor, rtol=1e-3, atol=1e-5)
-
-
-def test_a_list_of_batches_is_shared_out_as_our_own_loader_is(two_processes: Any) -> None:
-    _, results = two_processes
-    assert results[0]["fit"]["list"] == results[1]["fit"]["list"]

@@ -6,9 +6,10 @@ Shapes: R ratios, B samples, O filters.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -75,6 +76,7 @@ class Estimate:
     keep_rate: dict[str, list[float]]
     keep_spread: dict[str, list[float]]
     layers: dict[str, list[float]]
+    layer_spread: dict[str, list[float]]
     dense_macs: int
     n: int
     cascade: bool
@@ -197,23 +199,20 @@ def solve_ratio(model: nn.Module, config: FTWT, loader: AnyLoader, *, macs: floa
     )
 
 
-def _one_pass(model: nn.Module, config: FTWT, loader: AnyLoader, ratios: list[float], masks: Any = "open") -> Estimate:
-    gated: GatedModel | None = None
+def _one_pass(
+    model: nn.Module, config: FTWT, loader: AnyLoader, ratios: list[float], masks: Literal["open", "targets"] = "open"
+) -> Estimate:
     totals: _Totals | None = None
-    activities: dict[str, Tensor] = {}
-
-    def pool(group: str, decision: Decision, y_BOHW: Tensor) -> None:
-        activities[group] = activity(y_BOHW)
-
-    for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}"):
-        shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
-        if gated is None or totals is None:
-            gated = gate(model, config, input_shape=shape)
-            totals = _Totals(gated, ratios)
-        device = next(gated.parameters()).device
-        with torch.no_grad(), evaluating(gated), gated.force(masks), gated.observe(pool):
-            gated(x_BCHW.to(device))
-        totals.add(activities, shape)
+    with ExitStack() as stack:
+        for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}"):
+            shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
+            if totals is None:
+                totals = _Totals(gate(model, config, input_shape=shape), ratios)
+                for context in (torch.no_grad(), evaluating(totals.gated), totals.gated.force(masks)):
+                    stack.enter_context(context)
+                stack.enter_context(totals.gated.observe(totals.watch))
+            totals.gated(x_BCHW.to(totals.device))
+            totals.add(shape)
     assert totals is not None
     return totals.estimate(cascade=masks == "targets")
 
@@ -223,44 +222,51 @@ class _Totals:
 
     def __init__(self, gated: GatedModel, ratios: list[float]) -> None:
         self.gated, self.ratios = gated, ratios
+        self.device = next(gated.parameters()).device
         self.n = 0
-        self.sums: dict[tuple[str, str], Tensor] = {}
-        self.dense_macs = 0
+        self.sums: dict[str, Tensor] = {}
+        self.targets_RBO: dict[str, Tensor] = {}
+        self.dense: dict[str, int] = {}
 
-    def add(self, activities: dict[str, Tensor], shape: tuple[int, int, int]) -> None:
-        masks_RBO = {}
-        for group, activity_BO in activities.items():
-            found = self.gated.gates[group]
-            assert isinstance(found, FTWTGate)
-            masks_RBO[group] = found.targets(activity_BO, self.ratios)
-        cost = self.gated.cost({group: mask.flatten(0, 1) for group, mask in masks_RBO.items()}, shape)
-        self.dense_macs = cost.dense_total
-        for column in COLUMNS:
-            self._sum(("reduction", column), cost.reduction(column).unflatten(0, (len(self.ratios), -1)))
-        for group, mask_RBO in masks_RBO.items():
-            self._sum(("keep", group), mask_RBO.double().mean(2))
-        for layer, macs in cost.executed.items():
-            self._sum(("layer", layer), 1 - macs.double().unflatten(0, (len(self.ratios), -1)) / cost.dense[layer])
-        self.n += len(next(iter(activities.values())))
+    def watch(self, group: str, decision: Decision, y_BOHW: Tensor) -> None:
+        found = self.gated.gates[group]
+        assert isinstance(found, FTWTGate)
+        self.targets_RBO[group] = found.targets(activity(y_BOHW, nonnegative=found.nonnegative), self.ratios)
 
-    def _sum(self, key: tuple[str, str], values_RB: Tensor) -> None:
-        sums = torch.stack([values_RB.sum(1), values_RB.square().sum(1)])
-        self.sums[key] = self.sums[key] + sums if key in self.sums else sums
+    def add(self, shape: tuple[int, int, int]) -> None:
+        """Take in the batch that was just watched."""
+        cost = self.gated.cost({group: target.flatten(0, 1) for group, target in self.targets_RBO.items()}, shape)
+        self.dense = dict(cost.dense)
+        self._sum("reduction", [cost.reduction(column) for column in COLUMNS])
+        self._sum("layer", [1 - cost.executed[layer].double() / macs for layer, macs in cost.dense.items()])
+        bytes_RBO = (target.view(torch.uint8) for target in self.targets_RBO.values())
+        self._sum("keep", [(b.sum(2, dtype=torch.int32) / b.shape[2]).flatten() for b in bytes_RBO])
+        self.n += next(iter(self.targets_RBO.values())).shape[1]
+
+    def _sum(self, what: str, rows: list[Tensor]) -> None:
+        """Add up rows of (R * B,) values and their squares."""
+        values_LRB = torch.stack(rows).double().unflatten(1, (len(self.ratios), -1))
+        sums_2LR = torch.stack([values_LRB.sum(2), values_LRB.square().sum(2)])
+        self.sums[what] = self.sums[what] + sums_2LR if what in self.sums else sums_2LR
 
     def estimate(self, cascade: bool) -> Estimate:
-        mean: dict[tuple[str, str], list[float]] = {}
-        spread: dict[tuple[str, str], list[float]] = {}
-        for key, (first, second) in self.sums.items():
-            mean[key] = (first / self.n).tolist()
-            spread[key] = (second / self.n - (first / self.n).square()).clamp(min=0).sqrt().tolist()
+        def table(what: str, names: Iterable[str]) -> tuple[dict[Any, list[float]], dict[Any, list[float]]]:
+            mean_LR, square_LR = self.sums[what] / self.n
+            spread_LR = (square_LR - mean_LR.square()).clamp(min=0).sqrt()
+            return dict(zip(names, mean_LR.tolist(), strict=True)), dict(zip(names, spread_LR.tolist(), strict=True))
+
+        reduction, spread = table("reduction", COLUMNS)
+        keep_rate, keep_spread = table("keep", list(self.targets_RBO))
+        layers, layer_spread = table("layer", list(self.dense))
         return Estimate(
             ratios=self.ratios,
-            reduction={column: mean["reduction", column] for column in COLUMNS},
-            spread={column: spread["reduction", column] for column in COLUMNS},
-            keep_rate={name: values for (what, name), values in mean.items() if what == "keep"},
-            keep_spread={name: values for (what, name), values in spread.items() if what == "keep"},
-            layers={name: values for (what, name), values in mean.items() if what == "layer"},
-            dense_macs=self.dense_macs,
+            reduction=reduction,
+            spread=spread,
+            keep_rate=keep_rate,
+            keep_spread=keep_spread,
+            layers=layers,
+            layer_spread=layer_spread,
+            dense_macs=sum(self.dense.values()),
             n=self.n,
             cascade=cascade,
         )
@@ -273,6 +279,6 @@ def _joined(parts: list[Estimate]) -> Estimate:
         keys = getattr(parts[0], field)
         return {key: [getattr(part, field)[key][0] for part in parts] for key in keys}
 
-    fields = ("reduction", "spread", "keep_rate", "keep_spread", "layers")
+    fields = ("reduction", "spread", "keep_rate", "keep_spread", "layers", "layer_spread")
     ratios = [part.ratios[0] for part in parts]
     return dataclasses.replace(parts[0], ratios=ratios, **{field: column(field) for field in fields})

@@ -285,7 +285,7 @@ def _with_gates(graph: Graph) -> fx.Graph:
             gate_node = calls.create_node("call_function", operator.getitem, (gates, group), name="gate")
             args: list[fx.Node] = [gate_node, x]
             if x in gates_of_masked:
-                args.append(calls.create_node("call_function", getattr, (gates_of_masked[x], "peak_BO"), name="peak"))
+                args.append(calls.create_node("call_function", getattr, (gates_of_masked[x], "peak"), name="peak"))
             decision = calls.create_node("call_method", "decided", tuple(args))
         with calls.inserting_after(out):
             masked = calls.create_node("call_method", "masked", (gate_node, out, decision))

@@ -5,6 +5,8 @@ Shapes: B samples, O filters, R ratios. ``activity_BO`` is each filter's largest
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -54,26 +56,23 @@ def mass_targets(activity_BO: Tensor, ratios: list[float], *, floor: int = 1, to
     for ratio in ratios:
         if not 0.0 < ratio <= 1.0:
             raise ConfigError(f"ratio must be in (0, 1], got {ratio}")
-    sorted_BO, order_BO = _strongest_first(_checked(activity_BO))
+    sorted_BO, order_BO = _strongest_first(activity_BO)
     # float64, so that thousands of filters add up exactly enough for ratios next to 1
     mass_BO = sorted_BO.double().cumsum(1)
     total_B1 = mass_BO[:, -1:]
-    limit_BR = total_B1 * (torch.tensor(ratios, dtype=torch.float64, device=total_B1.device) + tolerance)
-    within_BR = torch.searchsorted(mass_BO, limit_BR, right=True)
-    least_BR = total_B1 * torch.tensor([tolerance if ratio == 1.0 else 0.0 for ratio in ratios]).to(total_B1)
-    responding_BR = (sorted_BO[:, :, None] > least_BR[:, None, :]).sum(1) if tolerance else (sorted_BO > 0).sum(1, True)
-    k_BR = torch.minimum(within_BR, responding_BR).clamp(min=floor)
-    place_BO = torch.empty_like(order_BO).scatter_(
-        1, order_BO, torch.arange(order_BO.shape[1], device=order_BO.device).expand_as(order_BO)
-    )
-    return place_BO < k_BR.T[:, :, None]
+    _check_finite(total_B1)
+    keep_RBO = mass_BO <= _scaled(total_B1, [ratio + tolerance for ratio in ratios])
+    keep_RBO &= sorted_BO > (_scaled(total_B1, [tolerance * (ratio == 1.0) for ratio in ratios]) if tolerance else 0.0)
+    keep_RBO[:, :, :floor] = True
+    return torch.empty_like(keep_RBO).scatter_(2, order_BO.expand_as(keep_RBO), keep_RBO)
 
 
 def top_target(activity_BO: Tensor, k: int) -> Tensor:
     """The ``k`` strongest filters of each sample, equal ones in the order of their index, bool (B, O)."""
     if not 0 <= k <= activity_BO.shape[1]:
         raise ConfigError(f"k must be in 0..{activity_BO.shape[1]}, got {k}")
-    _, order_BO = _strongest_first(_checked(activity_BO))
+    _check_finite(activity_BO.double())
+    _, order_BO = _strongest_first(activity_BO)
     return torch.zeros_like(activity_BO, dtype=torch.bool).scatter_(1, order_BO[:, :k], True)
 
 
@@ -94,8 +93,15 @@ def _strongest_first(activity_BO: Tensor) -> tuple[Tensor, Tensor]:
     return values_BO, ordered_BO & 0xFFFFFFFF
 
 
-def _checked(activity_BO: Tensor) -> Tensor:
+def _scaled(total_B1: Tensor, factors: list[float]) -> Tensor:
+    """The total times each factor, (R, B, 1)."""
+    if len(factors) == 1:
+        return (total_B1 * factors[0])[None]  # every training step comes this way, and a tensor of one factor costs
+    return torch.tensor(factors, dtype=torch.float64, device=total_B1.device)[:, None, None] * total_B1
+
+
+def _check_finite(mass: Tensor) -> None:
+    """Raise if a float64 tensor holds NaN or Inf; float32 activations cannot overflow its sum."""
     # Under torch.compile a look at values would break the graph; there the loss shows what is not finite.
-    if not torch.compiler.is_compiling() and not bool(activity_BO.isfinite().all()):
+    if not torch.compiler.is_compiling() and not math.isfinite(float(mass.sum())):
         raise TrainingError("activations must be finite, got NaN or Inf; lower the learning rate or check the input")
-    return activity_BO

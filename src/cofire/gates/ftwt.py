@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError
-from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, register_gate
+from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, register_gate
 from cofire.heads import Head, peak
 from cofire.losses import mask_bce
 from cofire.targets import activity, mass_targets, top_target
@@ -89,8 +89,8 @@ class FTWTGate(AbstractGate):
 
     def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
         assert decision.logits_BO is not None
-        self.peak_BO = peak(y_BOHW.detach())
-        activity_BO = activity(y_BOHW, self.peak_BO, self.nonnegative)
+        self.peak = Peak(peak(y_BOHW.detach()), -1)
+        activity_BO = activity(y_BOHW, self.peak.value_BO, self.nonnegative)
         return mask_bce(decision.logits_BO, self.targets(activity_BO, [self.config.ratio])[0])
 
     def target(self, y_BOHW: Tensor) -> Tensor:

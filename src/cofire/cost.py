@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError, unknown
-from cofire.graph import Graph, live_channels
+from cofire.graph import Graph, live_inputs
 from cofire.ops import Op
 from cofire.units import head_macs
 
@@ -81,7 +81,8 @@ def cost(
     masks = {name: _checked(name, mask, groups[name][-1].out_channels) for name, mask in masks.items()}
     if len({mask.shape[0] for mask in masks.values()}) > 1:
         raise ConfigError(f"masks must have one batch size, got { {n: m.shape[0] for n, m in masks.items()} }")
-    by_unit = {unit.conv: masks[unit.group].T.contiguous() for unit in units if unit.gated and unit.group in masks}
+    rows = {group: mask.T.contiguous() for group, mask in masks.items()}
+    by_unit = {unit.conv: rows[unit.group] for unit in units if unit.gated and unit.group in rows}
     by_out = {unit.out: by_unit[unit.conv] for unit in units if unit.conv in by_unit}
     last_gated = _last_gated(graph, set(by_unit))
 
@@ -89,8 +90,8 @@ def cost(
         latest = [last_gated[source] for source in op.sources]
         return _union(op, [live for live, when in zip(operands, latest, strict=True) if when == max(latest)])
 
-    executed = _layer_macs(graph, live_channels(graph, by_out, _union), by_unit)
-    paper = _layer_macs(graph, live_channels(graph, by_out, last_gated_operand), by_unit)
+    executed = _layer_macs(graph, live_inputs(graph, by_out, _union), by_unit)
+    paper = _layer_macs(graph, live_inputs(graph, by_out, last_gated_operand), by_unit)
     per_head = heads or {name: head_macs(groups[name]) for name in masks}
     batch = next(iter(executed.values())).shape[0] if executed else 1
     return Cost(
@@ -130,13 +131,13 @@ def _layers(graph: Graph) -> list[tuple[str, Op]]:
     return list(named.items())
 
 
-def _layer_macs(graph: Graph, live: Tensor, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _layer_macs(graph: Graph, live: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Layer -> int64 (B,): its pairs of a live input and an active filter, times the MACs of such a pair."""
     macs = {}
     for name, op in _layers(graph):
         conv = op.conv
         assert conv is not None
-        in_IB = live[op.reads[0]].expand(conv.in_channels, -1)
+        in_IB = live[op.name]
         out_OB = masks[op.name] if op.name in masks else in_IB.new_ones(()).expand(conv.out_channels, in_IB.shape[1])
         macs[name] = _num_pairs(in_IB, out_OB, conv.groups) * conv.macs_per_pair
     return macs

@@ -8,6 +8,7 @@ Live channels are structural: they follow from the masks, never from values.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -31,7 +32,6 @@ class Graph:
     root: nn.Module
     ops: tuple[Op, ...]
     input_shape: tuple[int, int, int]
-    num_ids: int
     units: Units = field(default_factory=Units)
 
     def __getitem__(self, name: str) -> Op:
@@ -92,31 +92,67 @@ def default_input_shape(model: nn.Module) -> tuple[int, int, int]:
     return (convs[0].in_channels if convs else 3, 224, 224)
 
 
-def live_channels(graph: Graph, masks: Mapping[str, Tensor], add: Callable[[Op, list[Tensor]], Tensor]) -> Tensor:
-    """Which channels can be non-zero, for every id of the graph.
-
-    Channels come first here, so that an op's channels are whole rows: reading them is a view or a plain copy.
+def live_inputs(
+    graph: Graph, masks: Mapping[str, Tensor], add: Callable[[Op, list[Tensor]], Tensor]
+) -> dict[str, Tensor]:
+    """Conv or linear op -> which of its input channels can be non-zero, bool (I, B).
 
     Args:
         masks: op name -> (O, B) bool; the op's channels are live only where its mask is on.
         add: what an addition makes of its operands' live channels, e.g. their union.
-
-    Returns:
-        bool tensor (num_ids, B).
     """
     some = next(iter(masks.values()), torch.ones(1, 1))
-    live = torch.ones(graph.num_ids, some.shape[1], dtype=torch.bool, device=some.device)
-    live[DEAD] = False
+    live = _Live(some.shape[1], some.device)
+    inputs = {}
     for op in graph.ops:
-        if op.kind in ("pass", "activation"):
-            live[op.own] = live[op.reads[0]]
-        elif op.kind == "add":
-            live[op.own] = add(op, [live[read] for read in op.reads])
-        elif op.kind == "mul":
-            live[op.own] = reduce(torch.logical_and, [live[read] for read in op.reads])
-        if op.name in masks:
-            live[op.own] &= masks[op.name]
-    return live
+        operands = [live.read(ids) for ids in op.reads]
+        if op.conv is not None:
+            inputs[op.name] = operands[0].expand(op.conv.in_channels, -1)
+        if op.channels:
+            live.define(op, _live_after(op, operands, masks.get(op.name), live.all, add))
+    return inputs
+
+
+def _live_after(
+    op: Op, operands: list[Tensor], mask: Tensor | None, all_live: Tensor, add: Callable[[Op, list[Tensor]], Tensor]
+) -> Tensor:
+    if op.kind in ("pass", "activation"):
+        found = operands[0]
+    elif op.kind == "add":
+        found = add(op, operands)
+    elif op.kind == "mul":
+        found = reduce(torch.logical_and, operands)
+    else:
+        return all_live if mask is None else mask
+    return found if mask is None else found & mask
+
+
+class _Live:
+    """Live channels by id. What one op defines stays one tensor, which its readers share and nobody changes."""
+
+    def __init__(self, batch: int, device: torch.device) -> None:
+        self.all = torch.ones(1, batch, dtype=torch.bool, device=device)
+        self.firsts = [DEAD]
+        self.parts = [torch.cat([~self.all, self.all])]  # the ids DEAD and LIVE
+
+    def define(self, op: Op, live_CB: Tensor) -> None:
+        self.firsts.append(op.first)
+        self.parts.append(live_CB.expand(op.channels, -1))
+
+    def read(self, ids: Tensor | slice) -> Tensor:
+        """The rows (C, B) of some ids: those of one op as they are, others gathered."""
+        if isinstance(ids, slice):
+            n = bisect_right(self.firsts, ids.start) - 1
+            rows = self.parts[n][ids.start - self.firsts[n] : ids.stop - self.firsts[n]]
+            if len(rows) == ids.stop - ids.start:
+                return rows
+            ids = torch.arange(ids.start, ids.stop)
+        part_C = torch.searchsorted(torch.tensor(self.firsts), ids, right=True) - 1
+        used, place_C = part_C.unique(return_inverse=True)
+        parts = [self.parts[n] for n in used.tolist()]
+        first_P = torch.tensor([0, *(len(part) for part in parts[:-1])]).cumsum(0)
+        row_C = ids - torch.tensor(self.firsts)[part_C] + first_P[place_C]
+        return torch.cat(parts)[row_C.to(self.all.device)]
 
 
 def _describe(calls: fx.Graph, root: nn.Module, input_shape: tuple[int, int, int]) -> Graph:
@@ -132,4 +168,4 @@ def _describe(calls: fx.Graph, root: nn.Module, input_shape: tuple[int, int, int
             f"the model does not run on images of shape {input_shape}: {error}\n"
             "Pass the shape it was made for: input_shape=(C, H, W)."
         ) from error
-    return Graph(calls=calls, root=root, ops=tuple(walk.ops), input_shape=input_shape, num_ids=walk.num_ids)
+    return Graph(calls=calls, root=root, ops=tuple(walk.ops), input_shape=input_shape)

@@ -574,3 +574,31 @@ def test_targets_of_a_method_without_targets_cannot_be_forced() -> None:
     gated = gate(residual_net().eval(), Ranked(), input_shape=SHAPE)
     with gated.force("targets"), pytest.raises(ConfigError, match="RankedGate has no targets"):
         gated(images())
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.SiLU])
+def test_masks_written_in_place_change_no_gradient(
+    activation: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In training the mask goes into ReLU's and batch norm's own output; a plain product must give the same."""
+    torch.manual_seed(0)
+    model = cofire.create_backbone("resnet8_digits")
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.ReLU):
+            parent = model.get_submodule(name.rpartition(".")[0])
+            setattr(parent, name.rpartition(".")[2], activation())
+    one = cofire.gate(model, cofire.FTWT()).train()
+    other = copy.deepcopy(one)
+    x = torch.randn(4, 1, 8, 8)
+
+    def gradients(gated: cofire.GatedModel) -> list[Tensor]:
+        (gated(x).square().sum() + cofire.mask_loss(gated)).backward()
+        return [p.grad for p in gated.parameters() if p.grad is not None]
+
+    in_place = gradients(one)
+    assert not all(mask.all() for mask in one.masks.values())
+    monkeypatch.setattr("cofire.gates.base._switched_off", lambda y, mask: y * mask)
+    plain = gradients(other)
+    assert len(in_place) == len(plain) > 0
+    for ours, reference in zip(in_place, plain, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=0, atol=0)

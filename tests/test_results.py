@@ -26,4 +26,4 @@ def test_the_readme_shows_exactly_what_the_result_files_say():
 def test_every_result_names_machine_versions_and_commit(path):
     origin = json.loads(path.read_text(encoding="utf-8"))["provenance"]
     assert {"cpu", "cores", "system"} <= origin["machine"].keys()
-    assert origin["commit"] and origin["torch"] and origin["cofire"] and origin["time"]
+    assert all(origin[key] for key in ("commit", "torch", "cofire", "time"))

@@ -61,6 +61,15 @@ def feed(dies_at: int = -1, seed: int = 0) -> Mortal:
     return Mortal(images=images, batch_size=BATCH, train=True, augment="crop", pad=1, seed=seed, dies_at=dies_at)
 
 
+def test_stopping_early_leaves_the_schedule_as_it_was() -> None:
+    whole, part = tiny_gated(), tiny_gated()
+    long = fit(whole, feed(), dataclasses.replace(RECIPE, epochs=3))
+    short = fit(part, feed(), dataclasses.replace(RECIPE, epochs=3, stop_after=2))
+    assert untimed(short) == untimed(long)[:2]
+    with pytest.raises(ConfigError, match="stop_after must be at least 1, got 0"):
+        Recipe(stop_after=0)
+
+
 def log_of(out: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]

@@ -213,11 +213,11 @@ def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
         return config
     if part.kind == "uniform":
         assert part.keep is not None
-        signature = signatures.uniform(model, config, part.keep)
+        signature = signatures.uniform(model, config, part.keep, _shape(sets))
     elif part.kind == "taylor":
         assert part.macs is not None
         images = sets.train.take(slice(0, 2000)).loader(experiment.data.batch_size)
-        signature = signatures.taylor(model, config, images, macs=part.macs)
+        signature = signatures.taylor(model, config, images, macs=part.macs, input_shape=_shape(sets))
     else:
         assert part.path is not None
         signature = signatures.read(part.path)

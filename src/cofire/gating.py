@@ -215,6 +215,8 @@ def gate(
         TraceError: the model cannot be traced, or does not run at ``input_shape``.
         NoUnitError: nothing can be gated; says why.
     """
+    if isinstance(model, GatedModel):
+        raise ConfigError("the model is gated already; gate its plain form, gated.backbone")
     return _gated(copy.deepcopy(model), config, filter_fn, input_shape)
 
 

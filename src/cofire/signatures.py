@@ -24,15 +24,24 @@ from cofire.tracing import evaluating
 Signature = dict[str, int]
 
 
-def uniform(model: nn.Module, config: GateConfig, keep: float) -> Signature:
-    """The same share ``keep`` in (0, 1] of every group's filters, at least one."""
+def uniform(
+    model: nn.Module, config: GateConfig, keep: float, input_shape: tuple[int, int, int] | None = None
+) -> Signature:
+    """The same share ``keep`` in (0, 1] of every group's filters, at least one; ``input_shape`` as in ``gate``."""
     if not 0.0 < keep <= 1.0:
         raise ConfigError(f"keep must be in (0, 1], got {keep}")
-    groups = gate(model, config).units.groups
+    groups = gate(model, config, input_shape=input_shape).units.groups
     return {name: max(1, round(keep * units[-1].out_channels)) for name, units in groups.items()}
 
 
-def taylor(model: nn.Module, config: GateConfig, loader: AnyLoader, *, macs: float) -> Signature:
+def taylor(
+    model: nn.Module,
+    config: GateConfig,
+    loader: AnyLoader,
+    *,
+    macs: float,
+    input_shape: tuple[int, int, int] | None = None,
+) -> Signature:
     """Filters that survive a global Taylor ranking (Molchanov et al. 2019) at a share ``macs`` of the MACs.
 
     A filter's score is the squared gradient of the loss with respect to a factor of 1 on its output, averaged
@@ -42,11 +51,12 @@ def taylor(model: nn.Module, config: GateConfig, loader: AnyLoader, *, macs: flo
     Args:
         loader: labelled batches.
         macs: share that remains, in (0, 1].
+        input_shape: as in ``gate``.
     """
     if not 0.0 < macs <= 1.0:
         raise ConfigError(f"macs must be in (0, 1], got {macs}")
-    scores = taylor_scores(gate(model, config), loader)
-    gated = gate(model, config)
+    gated = gate(model, config, input_shape=input_shape)
+    scores = taylor_scores(gated, loader)
     ranked = torch.cat(list(scores.values())).sort().values
     low, high = 0, len(ranked)
     while low < high:  # the fewest filters to drop that meet the budget

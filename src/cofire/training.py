@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from cofire.checkpoints import CheckpointFolder, capture, restore
-from cofire.data.feeding import AnyLoader, checked, progress
+from cofire.data.feeding import AnyLoader, checked, num_batches, progress
 from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
@@ -40,6 +40,7 @@ class Recipe:
 
     Args:
         epochs: passes over the training set, at least 1.
+        stop_after: end after so many epochs of the schedule; the rest of it is not run.
         lr, momentum, weight_decay: SGD on the backbone.
         head_lr, head_weight_decay: SGD on the gates, same momentum.
         schedule: ``steps`` divides by 10 at each of ``milestones`` (epochs); ``cosine`` falls to 0 step by step.
@@ -53,6 +54,7 @@ class Recipe:
     """
 
     epochs: int = 200
+    stop_after: int | None = None
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 5e-4
@@ -70,7 +72,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("epochs", "checkpoint_steps"):
+        for name in ("epochs", "stop_after", "checkpoint_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Recipe.{name} must be at least 1, got {value}")
@@ -177,7 +179,8 @@ class _Run:
         return FitResult(epochs=self.epochs, selected=selected)
 
     def _train(self) -> None:
-        total = self.recipe.epochs * self.steps_per_epoch
+        epochs = min(self.recipe.epochs, self.recipe.stop_after or self.recipe.epochs)
+        total = epochs * self.steps_per_epoch
         with progress("training") as bar:
             task = bar.add_task("training", total=total, completed=self.step)
             while self.step < total:
@@ -345,11 +348,8 @@ class _Run:
 
 
 def _length(train: AnyLoader) -> int:
-    try:
-        steps = len(train) if isinstance(train, Sized) else 0
-    except TypeError:  # a DataLoader on an endless dataset
-        steps = 0
-    if steps == 0:
+    steps = num_batches(train)
+    if not steps:
         raise DataError("the training loader must have a length of at least one batch, got an empty or endless one")
     return steps
 

@@ -10,8 +10,6 @@ import importlib
 import io
 import json
 import logging
-import os
-import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,11 +20,12 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from cofire.errors import ConfigError, DataError, FileError
+from cofire.files import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -141,7 +140,7 @@ def read_parquet_once(path: Path, size: int, fit: Fit, prefix: str) -> Decoded:
     decoded = read_parquet(path, size, fit)
     try:
         _write_cache(cache, decoded)
-    except (OSError, SafetensorError) as error:
+    except FileError as error:
         logger.warning("decoded pictures of %s are not cached: %s", path, error)
     return decoded
 
@@ -162,19 +161,9 @@ def _read_cache(cache: Path) -> Decoded:
 
 
 def _write_cache(cache: Path, decoded: Decoded) -> None:
-    """Written beside, flushed to disk, renamed: who opens the cache sees all of it or none."""
     pixels_NCHW, label_N, classes = decoded
     header = json.dumps({"classes": classes, "checksum": _checksum(decoded)})
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=cache.parent, prefix=cache.name, suffix=".tmp")
-    os.close(handle)
-    try:
-        save_file({"pixels": pixels_NCHW, "labels": label_N}, name, metadata={"cofire": header})
-        with open(name, "r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(name, cache)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    write_atomically(cache, save({"pixels": pixels_NCHW, "labels": label_N}, metadata={"cofire": header}))
 
 
 def _checksum(decoded: Decoded) -> int:

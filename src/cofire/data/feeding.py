@@ -23,7 +23,7 @@ def feed(loader: AnyLoader, text: str = "") -> Iterator[Batch]:
         DataError: a batch is not float images (B, C, H, W), labels do not fit, or there is no batch at all.
     """
     with progress(text) as bar:
-        task = bar.add_task(text, total=len(loader) if isinstance(loader, Sized) else None)
+        task = bar.add_task(text, total=num_batches(loader))
         empty = True
         for batch in loader:
             empty = False
@@ -31,6 +31,14 @@ def feed(loader: AnyLoader, text: str = "") -> Iterator[Batch]:
             bar.advance(task)
     if empty:
         raise DataError("the loader gave no batch: it is empty, or was used up by an earlier pass")
+
+
+def num_batches(loader: AnyLoader) -> int | None:
+    """How many batches a loader says it has; None if it does not know, like a DataLoader on an endless set."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None
 
 
 def checked(batch: Any) -> Batch:

@@ -13,6 +13,7 @@ from cofire.errors import ConfigError
 from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, register_gate
 from cofire.heads import Head, peak
 from cofire.losses import mask_bce
+from cofire.strict import check
 from cofire.targets import activity, mass_targets, top_target
 from cofire.units import Unit
 
@@ -60,6 +61,7 @@ class FTWT(GateConfig):
     }
 
     def __post_init__(self) -> None:
+        check(self)
         if not 0.0 < self.ratio <= 1.0:
             raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
         if not 0.0 <= self.tolerance < 1.0:

@@ -225,7 +225,7 @@ def test_the_demo_s_table_shows_both_networks() -> None:
 
     loader = tiny_images(20).loader(20)
     text = rendered(demo._comparison(evaluate(tiny_plain(), loader), evaluate(tiny_gated(), loader)))
-    for part in ("dense", "gated", "top-1", "MACs saved, executed+heads", "filters run, layer3.0.conv2", "█"):
+    for part in ("dense", "gated", "top-1", "MACs saved: executed+heads", "filters run", "layer3.0.conv2", "█"):
         assert part in text
 
 

@@ -55,7 +55,7 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
 
     say("[bold]4. Gate it and train on[/bold]: backbone and heads together, decoupled")
     gated = gate(model, solution.config)
-    fit(gated, feed, Recipe(epochs=25, lr=0.02, head_lr=3.0, schedule="cosine", select="last"), val=val)
+    fit(gated, feed, Recipe(epochs=60, lr=0.02, head_lr=3.0, schedule="cosine", select="last"), val=val)
     report = evaluate(gated, final, text="")
     save(model, out / "dense")
     gated.save(out / "gated")
@@ -84,8 +84,9 @@ def _comparison(dense: Report, gated: Report) -> Table:
     table.add_row("top-1", percent(dense.top1, 2), percent(gated.top1, 2))
     for column in COLUMNS:
         saved = [percent(report.reduction[column]) for report in (dense, gated)]
-        table.add_row(f"MACs saved, {column}", *saved)
+        table.add_row(f"MACs saved: {column}", *saved)
     table.add_section()
+    table.add_row("[bold]filters run[/bold]")
     for group, rate in gated.keep_rate.items():
-        table.add_row(f"filters run, {group}", bar(1.0), f"{bar(rate)} {percent(rate, 0)}")
+        table.add_row(group, f"{bar(1.0, 16)} 100 %", f"{bar(rate, 16)} {percent(rate, 0)}")
     return table

@@ -228,11 +228,14 @@ def describe_backbone(model: nn.Module) -> dict[str, Any] | None:
 def mask_loss(gated: nn.Module) -> Tensor:
     """The gates' loss for the last forward in training mode: a scalar to add to the task loss."""
     gated = unwrapped(gated)
-    losses = [gate.last_loss for gate in gated.gates.values() if gate.last_loss is not None]
-    if not losses:
+    taught: dict[type[AbstractGate], list[AbstractGate]] = {}
+    for gate in gated.gates.values():
+        if gate.lesson is not None:
+            taught.setdefault(type(gate), []).append(gate)
+    if not taught:
         raise TrainingError("mask_loss needs a forward in training mode with free gates: call gated.train(), gated(x)")
-    total = torch.stack(losses).sum()
-    return total / len(losses) if gated.config.reduction == "mean" else total
+    total = torch.stack([kind.total_loss(gates) for kind, gates in taught.items()]).sum()
+    return total / sum(map(len, taught.values())) if gated.config.reduction == "mean" else total
 
 
 def unwrapped(model: nn.Module) -> GatedModel:

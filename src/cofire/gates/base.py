@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from cofire.errors import ConfigError, TrainingError, unknown
+from cofire.errors import ConfigError, unknown
 from cofire.units import Placement, Unit
 
 
@@ -63,7 +63,7 @@ class AbstractGate(nn.Module):
 
     def _forget(self) -> None:
         self.decision: Decision | None = None
-        self.last_loss: Tensor | None = None
+        self.lesson: Tensor | None = None
         self.forced: Tensor | Literal["open", "targets"] | None = None
         self.observer: Callable[[Decision, Tensor], None] | None = None
         self.input_peak_BI: Tensor | None = None
@@ -77,6 +77,15 @@ class AbstractGate(nn.Module):
     def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
         """What ``decision`` should have been, given the unmasked output: scalar, sum over filters, mean over batch."""
 
+    def study(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
+        """What ``total_loss`` needs to know, taken in training before the output may change: here the loss itself."""
+        return self.loss(decision, y_BOHW)
+
+    @classmethod
+    def total_loss(cls, gates: Sequence[Any]) -> Tensor:
+        """The losses of the last forward, added up over gates of this class; a method may do many at once."""
+        return torch.stack([gate.lesson for gate in gates]).sum()
+
     def target(self, y_BOHW: Tensor) -> Tensor | None:
         """The mask that self-supervision asks for, bool (B, O); None for a method without targets."""
         return None
@@ -87,20 +96,17 @@ class AbstractGate(nn.Module):
         ``peak`` is the input's maximum over space where the gate before has found it already, so that no map is
         pooled twice; ``decide`` finds it as ``self.input_peak_BI``, if the input has not been changed since.
         """
-        self.last_loss = self.peak = None
+        self.lesson = self.peak = None
         known = peak is not None and not torch.compiler.is_compiling() and peak.version == x_BIHW._version
         self.input_peak_BI = peak.value_BO if peak is not None and known else None
         return self.decide(x_BIHW) if self.forced is None else None
 
     def masked(self, y_BOHW: Tensor, decision: Decision | None) -> Tensor:
-        """The unit's output with the filters that are off at exactly zero; keeps decision and loss on the gate."""
+        """The unit's output with the filters that are off at exactly zero; keeps decision and lesson on the gate."""
         if decision is None:
             decision = Decision(None, self._forced_mask(y_BOHW))
         elif self.training:
-            try:
-                self.last_loss = self.loss(decision, y_BOHW)
-            except TrainingError as error:
-                raise TrainingError(f"group {self.name!r}: {error}") from error
+            self.lesson = self.study(decision, y_BOHW)
         self.decision = decision
         if self.observer is not None:
             self.observer(decision, y_BOHW)
@@ -111,7 +117,7 @@ class AbstractGate(nn.Module):
             self.peak = None
             return y_BOHW * (mask * decision.scale_BO.to(y_BOHW.dtype).reshape(mask.shape))
         masked = _switched_off(y_BOHW, mask)
-        if self.peak is not None:  # found by the loss; of the masked output from here on
+        if self.peak is not None:  # found by ``study``; of the masked output from here on
             self.peak = Peak(self.peak.value_BO * decision.mask.detach(), masked._version)
         return masked
 
@@ -131,7 +137,7 @@ class AbstractGate(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """What deepcopy and pickle take along: not the last batch, whose tensors hang on an autograd graph."""
         kept = dict(self.__dict__)
-        return kept | dict.fromkeys(("decision", "last_loss", "forced", "observer", "input_peak_BI", "peak"))
+        return kept | dict.fromkeys(("decision", "lesson", "forced", "observer", "input_peak_BI", "peak"))
 
 
 def _switched_off(y_BOHW: Tensor, mask: Tensor) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from cofire.errors import ConfigError
+from cofire.errors import ConfigError, TrainingError
 from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, register_gate
 from cofire.heads import Head, peak
 from cofire.losses import mask_bce
@@ -91,9 +91,30 @@ class FTWTGate(AbstractGate):
 
     def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
         assert decision.logits_BO is not None
+        return mask_bce(decision.logits_BO, self.target(y_BOHW))
+
+    def study(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
         self.peak = Peak(peak(y_BOHW.detach()), -1)
-        activity_BO = activity(y_BOHW, self.peak.value_BO, self.nonnegative)
-        return mask_bce(decision.logits_BO, self.targets(activity_BO, [self.config.ratio])[0])
+        return activity(y_BOHW, self.peak.value_BO, self.nonnegative)
+
+    @classmethod
+    def total_loss(cls, gates: Sequence[FTWTGate]) -> Tensor:
+        """Gates with equally many filters share one sort and one loss, for each call on so little data costs."""
+        alike: dict[tuple[int, int | None], list[FTWTGate]] = {}
+        for gate in gates:
+            alike.setdefault((gate.head.linear.out_features, gate.k), []).append(gate)
+        return torch.stack([cls._loss_of_alike(members) for members in alike.values()]).sum()
+
+    @staticmethod
+    def _loss_of_alike(gates: list[FTWTGate]) -> Tensor:
+        activity_BO = torch.cat([gate.lesson for gate in gates if gate.lesson is not None])
+        logits_BO = torch.cat([gate.decision.logits_BO for gate in gates])  # type: ignore[union-attr, misc]
+        try:
+            target_BO = gates[0].targets(activity_BO, [gates[0].config.ratio])[0]
+        except TrainingError as error:
+            names = [gate.name for gate in gates if gate.lesson is not None and not gate.lesson.isfinite().all()]
+            raise TrainingError(f"group {names[0]!r}: {error}") from error
+        return mask_bce(logits_BO, target_BO) * len(gates)
 
     def target(self, y_BOHW: Tensor) -> Tensor:
         return self.targets(activity(y_BOHW, nonnegative=self.nonnegative), [self.config.ratio])[0]

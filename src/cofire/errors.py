@@ -18,6 +18,10 @@ class TraceError(CofireError, ValueError):
     """The model cannot be read as a graph: torch.fx failed, or a forward at the given input shape did."""
 
 
+class CompileError(CofireError, ValueError):
+    """The model has a call or a gate that the native engine cannot run."""
+
+
 class NoUnitError(CofireError, ValueError):
     """Nothing in the model can be gated, or the filter refused every unit."""
 

@@ -1,2 +1,29 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 def cpu_features() -> list[str]:
     """Instruction sets of this machine that kernels can use."""
+
+class Engine:
+    """A program, ready to run. Calls may come from several threads."""
+
+    kernel: str
+    tuning: str
+
+    def __init__(self, file: bytes, kernel: str = "", tuning: str = "") -> None: ...
+    def run(
+        self,
+        x: NDArray[np.float32],
+        output: NDArray[np.float32],
+        threads: int,
+        threshold: float,
+        heads: bool,
+        masks: NDArray[np.uint8] | None,
+        macs: NDArray[np.int64] | None,
+        logits: NDArray[np.float32] | None,
+        seconds: NDArray[np.float64] | None,
+        forced: NDArray[np.uint8] | None,
+        is_forced: list[bool],
+    ) -> Any: ...

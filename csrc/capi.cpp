@@ -1,0 +1,179 @@
+// cofire.h on top of Engine: checks arguments, turns exceptions into statuses; no arithmetic.
+#include <atomic>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cofire.h"
+#include "engine.h"
+#include "program.h"
+
+#ifndef COFIRE_VERSION
+#define COFIRE_VERSION "unknown"  // the build says, from pyproject.toml
+#endif
+
+struct cofire_engine {
+    explicit cofire_engine(cofire::Program program)
+        : engine(std::move(program)), threshold(engine.program().threshold) {}
+
+    cofire::Engine engine;
+    std::atomic<float> threshold;  // may be set while other threads run
+};
+
+namespace {
+
+// An array, so that even a failed allocation can be reported.
+thread_local char last_error[1024] = "";
+
+cofire_status fail(cofire_status status, const char* why) {
+    std::snprintf(last_error, sizeof last_error, "%s", why);
+    return status;
+}
+
+// Runs `body`, which returns a status. Exceptions become statuses; `otherwise` is that of an ordinary one.
+template <typename Body>
+cofire_status guarded(cofire_status otherwise, Body body) {
+    try {
+        return body();
+    } catch (const std::bad_alloc&) {
+        return fail(COFIRE_OUT_OF_MEMORY, "out of memory");
+    } catch (const std::exception& error) {
+        return fail(otherwise, error.what());
+    } catch (...) {
+        return fail(COFIRE_FAILED, "unknown error");
+    }
+}
+
+cofire_status null(const char* name) {
+    return fail(COFIRE_BAD_ARGUMENT, (std::string(name) + " must not be null").c_str());
+}
+
+// Reads to the end instead of asking for the size, which not every file has.
+cofire_status read_file(const char* path, std::vector<uint8_t>* bytes) {
+    const auto close = [](std::FILE* file) { std::fclose(file); };
+    errno = 0;
+    const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path, "rb"), close);
+    const auto cannot = [&] {
+        const std::string why = std::string("cannot read ") + path + ": " + std::strerror(errno);
+        return fail(COFIRE_CANNOT_READ, why.c_str());
+    };
+    if (!file) return cannot();
+    size_t done = 0, got = 0;
+    do {
+        done += got;
+        if (done == bytes->size()) bytes->resize(done < 4096 ? 65536 : 2 * done);
+        got = std::fread(bytes->data() + done, 1, bytes->size() - done, file.get());
+    } while (got > 0);
+    if (std::ferror(file.get())) return cannot();
+    bytes->resize(done);
+    return COFIRE_OK;
+}
+
+cofire_status load(const uint8_t* bytes, size_t size, cofire_engine** engine) {
+    cofire::Program program;
+    const cofire_status status = guarded(COFIRE_BAD_PROGRAM, [&] {
+        program = cofire::load_program(bytes, size);
+        return COFIRE_OK;
+    });
+    if (status != COFIRE_OK) return status;
+    *engine = new cofire_engine(std::move(program));
+    return COFIRE_OK;
+}
+
+}  // namespace
+
+const char* cofire_version(void) { return COFIRE_VERSION; }
+
+const char* cofire_last_error(void) { return last_error; }
+
+cofire_status cofire_load(const char* path, cofire_engine** engine) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        *engine = nullptr;
+        if (path == nullptr) return null("path");
+        std::vector<uint8_t> bytes;
+        const cofire_status status = read_file(path, &bytes);
+        return status != COFIRE_OK ? status : load(bytes.data(), bytes.size(), engine);
+    });
+}
+
+cofire_status cofire_load_memory(const void* bytes, size_t size, cofire_engine** engine) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        *engine = nullptr;
+        if (bytes == nullptr) return null("bytes");
+        return load(static_cast<const uint8_t*>(bytes), size, engine);
+    });
+}
+
+void cofire_free(cofire_engine* engine) { delete engine; }
+
+cofire_status cofire_input_shape(const cofire_engine* engine, int shape[3]) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        if (shape == nullptr) return null("shape");
+        const cofire::Program& program = engine->engine.program();
+        const cofire::Shape& input = program.buffers[size_t(program.input)];
+        shape[0] = input.c;
+        shape[1] = input.h;
+        shape[2] = input.w;
+        return COFIRE_OK;
+    });
+}
+
+cofire_status cofire_output_size(const cofire_engine* engine, size_t* size) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        if (size == nullptr) return null("size");
+        const cofire::Program& program = engine->engine.program();
+        *size = size_t(program.buffers[size_t(program.output)].size());
+        return COFIRE_OK;
+    });
+}
+
+cofire_status cofire_set_threshold(cofire_engine* engine, float threshold) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        if (std::isnan(threshold)) return fail(COFIRE_BAD_ARGUMENT, "threshold must be a number, got NaN");
+        engine->threshold = threshold;
+        return COFIRE_OK;
+    });
+}
+
+cofire_status cofire_get_threshold(const cofire_engine* engine, float* threshold) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        if (threshold == nullptr) return null("threshold");
+        *threshold = engine->threshold;
+        return COFIRE_OK;
+    });
+}
+
+cofire_status cofire_run(const cofire_engine* engine, const float* input, int batch, float* output, int threads) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        if (input == nullptr) return null("input");
+        if (output == nullptr) return null("output");
+        const auto positive = [](const char* name, int got) {
+            const std::string why = std::string(name) + " must be 1 or more, got " + std::to_string(got);
+            return fail(COFIRE_BAD_ARGUMENT, why.c_str());
+        };
+        if (batch < 1) return positive("batch", batch);
+        if (threads < 1) return positive("threads", threads);
+        cofire::Call call{};
+        call.input = input;
+        call.output = output;
+        call.batch = batch;
+        call.threads = threads;
+        call.threshold = engine->threshold;
+        engine->engine.run(call);
+        return COFIRE_OK;
+    });
+}

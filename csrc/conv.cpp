@@ -1,0 +1,119 @@
+#include "conv.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "conv_common.h"
+
+namespace cofire {
+
+namespace {
+
+float activated(float x, Act act, float slope) {
+    switch (act) {
+        case Act::none:
+            return x;
+        case Act::relu:
+            return x < 0 ? 0 : x;
+        case Act::relu6:
+            return x < 0 ? 0 : x > 6 ? 6 : x;
+        case Act::leaky:
+            return x < 0 ? x * slope : x;
+        case Act::silu:
+            return x / (1 + std::exp(-x));
+        case Act::hardswish:
+            return x * std::min(std::max(x + 3, 0.0f), 6.0f) / 6;
+        case Act::sigmoid:
+            return 1 / (1 + std::exp(-x));
+        case Act::hardsigmoid:
+            return std::min(std::max(x + 3, 0.0f), 6.0f) / 6;
+    }
+    return x;
+}
+
+// The definition: plain loops, no leaf, MACs counted one by one.
+class Reference final : public AbstractConv {
+   public:
+    Reference(const Op& op, Shape x, Shape y) : op_(op), x_(x), y_(y) {}
+
+    const char* name() const override { return "ref"; }
+    int64_t room(int) const override { return 0; }
+
+    int64_t run(const ConvCall& call, const Member& member) const override {
+        int64_t macs = 0;
+        const Range mine = member.share(call.n_out);
+        for (int f = mine.begin; f < mine.end; ++f) {
+            const int o = call.out[f];
+            for (int oy = 0; oy < y_.h; ++oy)
+                for (int ox = 0; ox < y_.w; ++ox) {
+                    const int64_t at = int64_t(o) * y_.area() + oy * y_.w + ox;
+                    const float sum = pixel(call, o, oy, ox, &macs) + op_.bias[o] + (call.residual ? call.residual[at] : 0);
+                    call.y[at] = activated(sum, op_.act, op_.slope);
+                    if (call.peak && call.y[at] > call.peak[o]) call.peak[o] = call.y[at];
+                }
+        }
+        return macs;
+    }
+
+   private:
+    float pixel(const ConvCall& call, int o, int oy, int ox, int64_t* macs) const {
+        const int per_group = x_.c / op_.groups, first = o / (y_.c / op_.groups) * per_group;
+        float sum = 0;
+        for (int k = 0; k < call.n_in; ++k) {
+            const int i = call.in[k] - first;
+            if (i < 0 || i >= per_group) continue;
+            const float* plane = call.x + int64_t(call.in[k]) * x_.area();
+            const float* weights = op_.weight + (int64_t(o) * per_group + i) * op_.kernel.h * op_.kernel.w;
+            for (int ky = 0; ky < op_.kernel.h; ++ky)
+                for (int kx = 0; kx < op_.kernel.w; ++kx) {
+                    const int iy = oy * op_.stride.h + ky * op_.dilation.h - op_.padding.top;
+                    const int ix = ox * op_.stride.w + kx * op_.dilation.w - op_.padding.left;
+                    const bool inside = iy >= 0 && iy < x_.h && ix >= 0 && ix < x_.w;
+                    sum += weights[ky * op_.kernel.w + kx] * (inside ? plane[int64_t(iy) * x_.w + ix] : 0);
+                    ++*macs;
+                }
+        }
+        return sum;
+    }
+
+    const Op& op_;
+    const Shape x_, y_;
+};
+
+bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
+
+bool is_winograd(const Op& op) {
+    return op.groups == 1 && op.kernel.h == 3 && op.kernel.w == 3 && op.stride.h == 1 && op.stride.w == 1 &&
+           op.dilation.h == 1 && op.dilation.w == 1;
+}
+
+}  // namespace
+
+std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
+    if (is_depthwise(op, x, y)) return {"depthwise", "ref"};
+    std::vector<std::string> found;
+    if (op.groups == 1 && y.area() <= 4) found.push_back("dot");
+    if (is_winograd(op) && y.area() > 4) {
+        if (std::min(y.h, y.w) > 8) found.push_back("wino4");
+        if (y.area() <= 28 * 28) found.push_back("wino2");
+    }
+    found.push_back("gemm");
+    if (op.kernel.h * op.kernel.w > 1 && y.area() <= 16 * 16) found.push_back("im2col");
+    found.push_back("ref");
+    return found;
+}
+
+std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
+    if (algorithm == "ref") return std::make_unique<Reference>(op, x, y);
+    if (algorithm == "wino4" && is_winograd(op)) return make_winograd(4, leaf, op, x, y);
+    if (algorithm == "wino2" && is_winograd(op)) return make_winograd(2, leaf, op, x, y);
+    if (algorithm == "gemm") return make_gemm(false, leaf, op, x, y);
+    if (algorithm == "im2col") return make_gemm(true, leaf, op, x, y);
+    if (algorithm == "dot" && op.groups == 1) return make_dot(leaf, op, x, y);
+    if (algorithm == "depthwise" && is_depthwise(op, x, y)) return make_depthwise(leaf, op, x, y);
+    throw std::runtime_error("conv '" + op.name + "' cannot run with algorithm '" + algorithm + "'");
+}
+
+}  // namespace cofire

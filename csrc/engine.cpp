@@ -1,0 +1,148 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "image.h"
+#include "tuning.h"
+#include "workers.h"
+
+namespace cofire {
+
+namespace {
+
+// Tiny numbers count as zero while an engine runs: they say nothing and cost a hundred times as much. The caller's setting
+// comes back at the end.
+class FlushDenormals {
+   public:
+#if defined(__x86_64__)
+    FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
+    ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
+
+   private:
+    unsigned before_;
+#elif defined(__aarch64__)
+    FlushDenormals() {
+        asm volatile("mrs %0, fpcr" : "=r"(before_));
+        asm volatile("msr fpcr, %0" : : "r"(before_ | (uint64_t(1) << 24)));
+    }
+    ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
+
+   private:
+    uint64_t before_;
+#endif
+};
+
+// What one call works with: threads, and an image for the team or one for each thread.
+struct Session {
+    const int threads;
+    const bool together;
+    Workers workers;
+    Barrier barrier, alone{1};
+    std::vector<std::unique_ptr<Image>> images;
+
+    Session(const Prepared& prepared, int count, bool team) : threads(count), together(team), workers(count), barrier(count) {
+        for (int i = 0; i < (together ? 1 : threads); ++i)
+            images.push_back(std::make_unique<Image>(prepared, together ? threads : 1));
+    }
+
+    void run(const Call& call) {
+        struct Job {
+            Session& session;
+            const Call& call;
+            std::atomic<int> next;
+        } job{*this, call, {0}};
+        workers.run(
+            [](void* context, int thread) {
+                const FlushDenormals flush;
+                Job& job = *static_cast<Job*>(context);
+                Session& session = job.session;
+                if (session.together)
+                    for (int index = 0; index < job.call.batch; ++index)
+                        session.images[0]->run(job.call, index, Member{thread, session.threads, &session.barrier});
+                else
+                    for (int index; (index = job.next++) < job.call.batch;)
+                        session.images[thread]->run(job.call, index, Member{0, 1, &session.alone});
+            },
+            &job);
+    }
+};
+
+int usable_threads(int asked) {
+    return std::max(1, std::min(asked, std::max(1, int(std::thread::hardware_concurrency()))));
+}
+
+}  // namespace
+
+struct Engine::State {
+    Prepared prepared;
+    std::string kernel;
+    std::vector<std::string> algorithms;
+    std::mutex mutex;
+    std::vector<std::unique_ptr<Session>> idle;
+
+    State(Program program, const Leaf& leaf, std::string name)
+        : prepared(std::move(program), leaf), kernel(std::move(name)) {}
+
+    std::unique_ptr<Session> borrow(int threads, bool together) {
+        {
+            std::lock_guard<std::mutex> lock(mutex);
+            for (auto& session : idle)
+                if (session->threads == threads && session->together == together) {
+                    std::unique_ptr<Session> found = std::move(session);
+                    session = std::move(idle.back());
+                    idle.pop_back();
+                    return found;
+                }
+        }
+        return std::make_unique<Session>(prepared, threads, together);
+    }
+
+    void give_back(std::unique_ptr<Session> session) {
+        std::lock_guard<std::mutex> lock(mutex);
+        idle.push_back(std::move(session));
+    }
+};
+
+Engine::Engine(Program program, const std::string& kernel, const std::string& tuning) {
+    const bool reference = kernel == "ref";
+    const Leaf* leaf = find_leaf(reference ? "" : kernel.c_str());
+    if (!leaf) throw std::runtime_error("there is no kernel set '" + kernel + "' for this CPU");
+    state_ = std::make_unique<State>(std::move(program), *leaf, reference ? "ref" : leaf->name);
+    Prepared& prepared = state_->prepared;
+    const std::vector<Op>& ops = prepared.program.ops;
+    if (reference)
+        for (const Op& op : ops) state_->algorithms.push_back(op.kind == Kind::conv ? "ref" : "-");
+    else
+        state_->algorithms = tuning.empty() ? tune(prepared.program, *leaf) : parse_tuning(prepared.program, tuning);
+    for (size_t i = 0; i < ops.size(); ++i) {
+        prepared.convs.push_back(nullptr);
+        if (ops[i].kind == Kind::conv)
+            prepared.convs[i] = make_conv(state_->algorithms[i], *leaf, ops[i], prepared.program.buffers[ops[i].src[0]],
+                                          prepared.program.buffers[ops[i].dst]);
+    }
+}
+
+Engine::~Engine() = default;
+
+void Engine::run(const Call& call) const {
+    if (call.batch < 1) return;
+    const int threads = call.seconds ? 1 : usable_threads(call.threads);  // a profile is of one thread
+    const bool together = call.batch == 1;
+    std::unique_ptr<Session> session = state_->borrow(together ? threads : std::min(threads, call.batch), together);
+    session->run(call);
+    state_->give_back(std::move(session));
+}
+
+const Program& Engine::program() const { return state_->prepared.program; }
+const std::string& Engine::kernel() const { return state_->kernel; }
+
+std::string Engine::tuning() const {
+    std::string text;
+    for (const std::string& word : state_->algorithms) text += (text.empty() ? "" : " ") + word;
+    return text;
+}
+
+}  // namespace cofire

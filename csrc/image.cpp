@@ -1,0 +1,371 @@
+#include "image.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "conv_common.h"
+
+namespace cofire {
+
+namespace {
+
+bool keeps_zero(Act act) { return act != Act::sigmoid && act != Act::hardsigmoid; }
+
+int widest(const Program& program) {
+    int most = 1;
+    for (const Shape& shape : program.buffers) most = std::max(most, shape.c);
+    return most;
+}
+
+}  // namespace
+
+int64_t Prepared::room(int threads) const {
+    int64_t most = 0;
+    for (const auto& conv : convs)
+        if (conv) most = std::max(most, conv->room(threads));
+    for (const Op& op : program.ops)  // pool: one line for each member
+        if (op.kind == Kind::pool) most = std::max(most, threads * (int64_t(program.buffers[op.src[0]].w) + kSlack));
+    return most + kSlack;
+}
+
+void Channels::set_all() {
+    std::fill(on.begin(), on.end(), uint8_t(1));
+    std::iota(list.begin(), list.end(), 0);
+    count = int(list.size());
+}
+
+void Channels::list_on() {
+    count = 0;
+    for (int c = 0; c < int(on.size()); ++c) {
+        list[count] = c;
+        count += on[c];
+    }
+}
+
+Image::Image(const Prepared& prepared, int threads)
+    : prepared_(prepared), arena_(prepared.plan.arena + kSlack), room_(prepared.room(threads)), macs_(threads * kLine) {
+    const Program& program = prepared.program;
+    const int most = widest(program);
+    pooled_.resize(up(most, kLine) + kSlack);
+    softmax_.resize(threads * (up(most, kLine) + kSlack));
+    logits_.resize(most + kSlack);
+    all_.resize(most);
+    std::iota(all_.begin(), all_.end(), 0);
+    int64_t peaks = 0;
+    for (size_t b = 0; b < program.buffers.size(); ++b) {
+        live_.emplace_back(program.buffers[b].c);
+        peak_offsets_.push_back(peaks);
+        if (prepared.plan.peaked[b]) peaks += int64_t(threads) * program.buffers[b].c;
+    }
+    peaks_.assign(peaks, -INFINITY);
+    for (const Group& group : program.groups) masks_.emplace_back(group.filters);
+}
+
+void Image::run(const Call& call, int index, const Member& member) {
+    const Program& program = prepared_.program;
+    const Shape in = shape(program.input);
+    const Range mine = member.share(in.c);
+    std::copy_n(call.input + index * in.size() + int64_t(mine.begin) * in.area(), int64_t(mine.end - mine.begin) * in.area(),
+                plane(program.input, mine.begin));
+    if (member.first()) live_[program.input].set_all();
+    member.meet();
+    for (int number = 0; number < int(program.ops.size()); ++number) {
+        const bool timed = call.seconds && member.first();
+        const auto begin = timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
+        step(number, call, index, member);
+        if (timed) call.seconds[number] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    }
+    give_output(call, index, member);
+    member.meet();
+}
+
+void Image::step(int number, const Call& call, int index, const Member& member) {
+    const Op& op = prepared_.program.ops[number];
+    if (op.decides) decide(op, call, index, member);
+    macs_[member.thread * kLine] = 0;
+    if (op.kind == Kind::conv) {
+        conv(number, member);
+    } else {
+        if (member.first()) set_live(op);
+        member.meet();
+        const Channels& live = live_[op.dst];
+        const Range mine = member.share(live.count);
+        float* line = room_.data() + member.thread * (int64_t(shape(op.src[0]).w) + kSlack);
+        if (op.kind == Kind::cat || op.kind == Kind::flatten)
+            copy_cat(op, member);
+        else
+            for (int k = mine.begin; k < mine.end; ++k) {
+                const int c = live.list[k];
+                if (op.kind == Kind::affine || op.kind == Kind::act) affine(op, c);
+                if (op.kind == Kind::add || op.kind == Kind::mul) combine(op, c);
+                if (op.kind == Kind::move) move(op, c);
+                if (op.kind == Kind::pool) pool(op, c, line);
+            }
+    }
+    member.meet();
+    if (member.first() && call.macs) {
+        int64_t& total = call.macs[index * prepared_.program.ops.size() + number];
+        total = 0;
+        for (int thread = 0; thread < member.threads; ++thread) total += macs_[thread * kLine];
+    }
+}
+
+// ---- convs and their gates
+
+void Image::conv(int number, const Member& member) {
+    const Op& op = prepared_.program.ops[number];
+    const Channels& in = live_[op.src[0]];
+    const Shape out = shape(op.dst);
+    const bool gated = op.group >= 0, peaked = prepared_.plan.peaked[op.dst];
+    ConvCall call{};
+    call.x = plane(op.src[0], 0);
+    call.in = in.list.data(), call.n_in = in.count;
+    call.out = gated ? masks_[op.group].list.data() : all_.data();
+    call.n_out = gated ? masks_[op.group].count : out.c;
+    call.y = plane(op.dst, 0);
+    call.residual = op.residual ? plane(op.src[1], 0) : nullptr;
+    call.peak = peaked ? peaks(op.dst, member.thread) : nullptr;
+    call.room = room_.data();
+    if (op.residual) clear_dead(op.src[1], call.out, member.share(call.n_out), member);
+    if (peaked)
+        for (int f = 0; f < call.n_out; ++f) call.peak[call.out[f]] = -INFINITY;
+    macs_[member.thread * kLine] = prepared_.convs[number]->run(call, member);
+    member.meet();
+    if (peaked && member.threads > 1) merge_peaks(op.dst, member);
+    if (op.residual && gated) keep_residual(number, member);
+    if (!member.first()) return;
+    Channels& live = live_[op.dst];
+    if (!gated) return live.set_all();
+    const Channels& mask = masks_[op.group];
+    if (op.residual)
+        for (int c = 0; c < out.c; ++c) live.on[c] = mask.on[c] | live_[op.src[1]].on[c];
+    else
+        live.on = mask.on;
+    live.list_on();
+}
+
+// Convs add a residual's planes as they lie; what is not live there may hold anything.
+void Image::clear_dead(int buffer, const int* channels, Range mine, const Member& member) {
+    for (int k = mine.begin; k < mine.end; ++k)
+        if (!live_[buffer].on[channels[k]]) std::fill_n(plane(buffer, channels[k]), shape(buffer).area(), 0.0f);
+    member.meet();
+}
+
+void Image::merge_peaks(int buffer, const Member& member) {
+    const Range mine = member.share(shape(buffer).c);
+    for (int c = mine.begin; c < mine.end; ++c)
+        for (int thread = 1; thread < member.threads; ++thread) {
+            peaks(buffer, 0)[c] = std::max(peaks(buffer, 0)[c], peaks(buffer, thread)[c]);
+            peaks(buffer, thread)[c] = -INFINITY;
+        }
+    member.meet();
+}
+
+// A filter that is off leaves the residual, activated.
+void Image::keep_residual(int number, const Member& member) {
+    const Op& op = prepared_.program.ops[number];
+    if (prepared_.plan.untouched[number]) return;
+    const Channels &mask = masks_[op.group], &residual = live_[op.src[1]];
+    const Range mine = member.share(residual.count);
+    for (int k = mine.begin; k < mine.end; ++k) {
+        const int c = residual.list[k];
+        if (mask.on[c]) continue;
+        float* peak = prepared_.plan.peaked[op.dst] ? peaks(op.dst, 0) + c : nullptr;
+        if (peak) *peak = -INFINITY;
+        prepared_.leaf.finish(plane(op.src[1], c), shape(op.dst).area(), 0, nullptr, op.act, op.slope, plane(op.dst, c), peak);
+    }
+    member.meet();
+}
+
+void Image::decide(const Op& op, const Call& call, int index, const Member& member) {
+    Channels& mask = masks_[op.group];
+    const int filters = int(mask.on.size()), inputs = shape(op.src[0]).c;
+    const uint8_t* forced = call.forced ? call.forced[op.group] : nullptr;
+    float* logits = call.logits ? call.logits[op.group] : nullptr;
+    if (!forced || call.heads || logits) {
+        pool_source(op, member);
+        member.meet();
+        // Each member makes the softmax for itself: cheaper than to wait for it.
+        float* input = softmax_.data() + member.thread * (up(inputs, kLine) + kSlack);
+        std::copy_n(pooled_.data(), inputs, input);
+        if (op.head.softmax) {
+            const float top = *std::max_element(input, input + inputs);
+            float total = 0;
+            for (int c = 0; c < inputs; ++c) total += input[c] = std::exp(input[c] - top);
+            for (int c = 0; c < inputs; ++c) input[c] /= total;
+        }
+        const Range mine = member.share(filters);
+        for (int f = mine.begin; f < mine.end; ++f) {
+            prepared_.leaf.dot(op.head.weight + int64_t(f) * inputs, inputs, input, 0, 1, &logits_[f]);
+            logits_[f] += op.head.bias ? op.head.bias[f] : 0;
+        }
+        member.meet();
+    }
+    if (member.first()) {
+        for (int f = 0; f < filters; ++f)
+            mask.on[f] = forced ? forced[int64_t(index) * filters + f] != 0 : logits_[f] > call.threshold;
+        mask.list_on();
+        if (call.masks && call.masks[op.group]) std::copy_n(mask.on.data(), filters, call.masks[op.group] + int64_t(index) * filters);
+        if (logits) std::copy_n(logits_.data(), filters, logits + int64_t(index) * filters);
+    }
+    member.meet();
+}
+
+// The head's input; channels that are not live enter as 0.
+void Image::pool_source(const Op& op, const Member& member) {
+    const int source = op.src[0], area = shape(source).area();
+    const Channels& live = live_[source];
+    const Range mine = member.share(shape(source).c);
+    for (int c = mine.begin; c < mine.end; ++c) {
+        if (!live.on[c])
+            pooled_[c] = 0;
+        else if (op.head.avg)
+            pooled_[c] = prepared_.leaf.sum(plane(source, c), area) / float(area);
+        else
+            pooled_[c] = prepared_.plan.peaked[source] ? peaks(source, 0)[c] : prepared_.leaf.largest(plane(source, c), area);
+    }
+}
+
+// ---- all other ops, channel by channel
+
+void Image::set_live(const Op& op) {
+    Channels& live = live_[op.dst];
+    const auto source = [&](size_t i) -> const std::vector<uint8_t>& { return live_[op.src[i]].on; };
+    const int channels = shape(op.dst).c;
+    switch (op.kind) {
+        case Kind::cat: {
+            auto to = live.on.begin();
+            for (size_t i = 0; i < op.src.size(); ++i) to = std::copy(source(i).begin(), source(i).end(), to);
+            break;
+        }
+        case Kind::move:
+            for (int c = 0; c < channels; ++c) live.on[c] = op.channels[c] >= 0 && source(0)[op.channels[c]];
+            break;
+        case Kind::flatten:
+            for (int c = 0; c < channels; ++c) live.on[c] = source(0)[c / shape(op.src[0]).area()];
+            break;
+        case Kind::add:
+            for (int c = 0; c < channels; ++c) live.on[c] = source(0)[c] | source(1)[c];
+            break;
+        case Kind::mul:
+            for (int c = 0; c < channels; ++c) live.on[c] = source(0)[c] & source(1)[c];
+            break;
+        default:
+            live.on = source(0);
+    }
+    if (op.lift || !keeps_zero(op.act)) std::fill(live.on.begin(), live.on.end(), uint8_t(1));
+    if (op.group >= 0)
+        for (int c = 0; c < channels; ++c) live.on[c] &= masks_[op.group].on[c];
+    live.list_on();
+}
+
+void Image::affine(const Op& op, int c) {
+    const int n = shape(op.dst).area();
+    const bool live = live_[op.src[0]].on[c];
+    const float *x = plane(op.src[0], c), scale = op.kind == Kind::affine ? op.weight[c] : 1;
+    float* y = plane(op.dst, c);
+    for (int i = 0; i < n; ++i) y[i] = live ? x[i] * scale : 0;
+    prepared_.leaf.finish(y, n, op.kind == Kind::affine ? op.bias[c] : 0, nullptr, op.act, op.slope, y, nullptr);
+}
+
+void Image::combine(const Op& op, int c) {
+    const int n = shape(op.dst).area();
+    const bool one = shape(op.src[1]).area() == 1;
+    const bool left = live_[op.src[0]].on[c], right = live_[op.src[1]].on[c];
+    const float *a = plane(op.src[0], c), *b = plane(op.src[1], c);
+    float* y = plane(op.dst, c);
+    if (op.kind == Kind::mul)
+        for (int i = 0; i < n; ++i) y[i] = left && right ? a[i] * b[one ? 0 : i] : 0;
+    else
+        for (int i = 0; i < n; ++i) y[i] = (left ? a[i] : 0) + (right ? b[one ? 0 : i] : 0);
+    prepared_.leaf.finish(y, n, 0, nullptr, op.act, op.slope, y, nullptr);
+}
+
+void Image::move(const Op& op, int c) {
+    const Shape in = shape(op.src[0]), out = shape(op.dst);
+    const float* x = plane(op.src[0], op.channels[c]);
+    float* y = plane(op.dst, c);
+    for (int oy = 0; oy < out.h; ++oy)
+        for (int ox = 0; ox < out.w; ++ox, ++y) {
+            const int iy = oy * op.stride.h + op.offset.h, ix = ox * op.stride.w + op.offset.w;
+            *y = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w ? x[int64_t(iy) * in.w + ix] : 0;
+        }
+}
+
+void Image::copy_cat(const Op& op, const Member& member) {
+    int64_t done = 0;  // a flatten is a concatenation of planes too
+    for (int source : op.src) {
+        const Shape in = shape(source);
+        const Range mine = member.share(live_[source].count);
+        for (int k = mine.begin; k < mine.end; ++k) {
+            const int c = live_[source].list[k];
+            std::copy_n(plane(source, c), in.area(), plane(op.dst, 0) + done + int64_t(c) * in.area());
+        }
+        done += in.size();
+    }
+}
+
+void Image::pool(const Op& op, int c, float* line) {
+    const Shape in = shape(op.src[0]), out = shape(op.dst);
+    const float* x = plane(op.src[0], c);
+    float* y = plane(op.dst, c);
+    const bool global = out.area() == 1 && op.padding.top + op.padding.left + op.padding.bottom + op.padding.right == 0 &&
+                        (op.adaptive || (op.kernel.h == in.h && op.kernel.w == in.w && op.dilation.h * op.dilation.w == 1));
+    if (global) {
+        *y = op.maximum ? prepared_.leaf.largest(x, in.area()) : prepared_.leaf.sum(x, in.area()) / float(in.area());
+        return;
+    }
+    const auto window = [&](int o, int n, int m, int kernel, int stride, int before) {
+        const int begin = op.adaptive ? int(int64_t(o) * n / m) : o * stride - before;
+        return Range{begin, op.adaptive ? int((int64_t(o + 1) * n + m - 1) / m) : begin + kernel};
+    };
+    const bool dense = op.dilation.h == 1 && op.dilation.w == 1;
+    for (int oy = 0; oy < out.h; ++oy) {
+        const int reach_h = (op.kernel.h - 1) * op.dilation.h + 1, reach_w = (op.kernel.w - 1) * op.dilation.w + 1;
+        const Range rows = window(oy, in.h, out.h, reach_h, op.stride.h, op.padding.top);
+        const int top = std::max(rows.begin, 0), bottom = std::min(rows.end, in.h);
+        if (op.maximum && dense) {  // the rows' maximum first, a vector at a time
+            std::copy_n(x + int64_t(top) * in.w, in.w, line);
+            for (int iy = top + 1; iy < bottom; ++iy) prepared_.leaf.maximum(x + int64_t(iy) * in.w, in.w, line);
+        }
+        for (int ox = 0; ox < out.w; ++ox) {
+            const Range columns = window(ox, in.w, out.w, reach_w, op.stride.w, op.padding.left);
+            const int left = std::max(columns.begin, 0), right = std::min(columns.end, in.w);
+            float value = op.maximum ? -INFINITY : 0;
+            if (op.maximum && dense) {
+                for (int ix = left; ix < right; ++ix) value = line[ix] > value || line[ix] != line[ix] ? line[ix] : value;
+            } else {
+                int count = 0;
+                for (int iy = rows.begin; iy < rows.end; iy += op.dilation.h)
+                    for (int ix = columns.begin; ix < columns.end; ix += op.dilation.w) {
+                        const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
+                        const bool padded = iy >= -op.padding.top && iy < in.h + op.padding.bottom && ix >= -op.padding.left &&
+                                            ix < in.w + op.padding.right;
+                        count += inside || (op.include_pad && padded);
+                        const float pixel = inside ? x[int64_t(iy) * in.w + ix] : op.maximum ? -INFINITY : 0;
+                        value = !op.maximum ? value + pixel : pixel > value || pixel != pixel ? pixel : value;
+                    }
+                if (!op.maximum) value /= float(count);
+            }
+            y[oy * out.w + ox] = value;
+        }
+    }
+}
+
+void Image::give_output(const Call& call, int index, const Member& member) {
+    const int buffer = prepared_.program.output;
+    const Shape out = shape(buffer);
+    const Range mine = member.share(out.c);
+    for (int c = mine.begin; c < mine.end; ++c) {
+        float* to = call.output + index * out.size() + int64_t(c) * out.area();
+        if (live_[buffer].on[c])
+            std::copy_n(plane(buffer, c), out.area(), to);
+        else
+            std::fill(to, to + out.area(), 0.0f);
+    }
+}
+
+}  // namespace cofire

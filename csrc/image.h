@@ -1,0 +1,70 @@
+// One image on its way through a program: its buffers, what is live in them, the masks; and every op but the convs' inner work.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "conv.h"
+#include "engine.h"
+#include "plan.h"
+
+namespace cofire {
+
+// What all images share: made once per engine, never changed afterwards.
+struct Prepared {
+    Program program;
+    Plan plan;
+    const Leaf& leaf;
+    std::vector<std::unique_ptr<AbstractConv>> convs;  // per op; null where it is no conv
+
+    Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
+    int64_t room(int threads) const;
+};
+
+// Channels of a buffer that can be non-zero, or the filters of a group that are on.
+struct Channels {
+    std::vector<int> list;  // ascending, the first `count` are meant
+    std::vector<uint8_t> on;
+    int count = 0;
+
+    explicit Channels(int n) : list(n), on(n) {}
+    void set_all();
+    void list_on();  // makes the list from `on`
+};
+
+class Image {
+   public:
+    Image(const Prepared& prepared, int threads);
+
+    // Runs image `index` of a call. Every member of the team calls it; `seconds` and results are written by the first.
+    void run(const Call& call, int index, const Member& member);
+
+   private:
+    void step(int number, const Call& call, int index, const Member& member);
+    void conv(int number, const Member& member);
+    void decide(const Op& op, const Call& call, int index, const Member& member);
+    void pool_source(const Op& op, const Member& member);
+    void keep_residual(int number, const Member& member);
+    void clear_dead(int buffer, const int* channels, Range mine, const Member& member);
+    void merge_peaks(int buffer, const Member& member);
+    void affine(const Op& op, int c);
+    void combine(const Op& op, int c);
+    void move(const Op& op, int c);
+    void pool(const Op& op, int c, float* line);
+    void copy_cat(const Op& op, const Member& member);
+    void set_live(const Op& op);
+    void give_output(const Call& call, int index, const Member& member);
+
+    float* plane(int buffer, int c) { return arena_.data() + prepared_.plan.offsets[buffer] + int64_t(c) * shape(buffer).area(); }
+    Shape shape(int buffer) const { return prepared_.program.buffers[buffer]; }
+    float* peaks(int buffer, int thread) { return peaks_.data() + peak_offsets_[buffer] + int64_t(thread) * shape(buffer).c; }
+
+    const Prepared& prepared_;
+    std::vector<float> arena_, room_, peaks_, pooled_, softmax_, logits_;
+    std::vector<int64_t> peak_offsets_, macs_;  // macs_: per member, of the op that runs
+    std::vector<Channels> live_, masks_;        // per buffer, per group
+    std::vector<int> all_;                      // 0, 1, 2, ...
+};
+
+}  // namespace cofire

@@ -1,0 +1,76 @@
+// Filters times pixels: rows and inputs are lists, so that what is off is never touched and nothing is packed.
+#include "leaves.h"
+#include "vec.h"
+
+namespace cofire {
+namespace COFIRE_ISA {
+
+namespace {
+
+constexpr int kChunk = 16;  // floats in a cache line: how often the next rows are prefetched
+
+// Rows x Vectors accumulators stay in registers over all of k; weights are broadcast, pixels are vectors.
+template <int Rows, int Vectors>
+void tile(const float* const* w, const int* wk, const int* xk, int nk, const float* x, float* out, int64_t ldo,
+          const float* const* ahead) {
+    vec sum[Rows][Vectors] = {};
+    const float* row[Rows];
+    for (int r = 0; r < Rows; ++r) row[r] = w[r];
+    for (int begin = 0; begin < nk; begin += kChunk) {
+        const int end = begin + kChunk < nk ? begin + kChunk : nk;
+        if (ahead)
+            for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead[r] + wk[begin]);
+        for (int k = begin; k < end; ++k) {
+            const float* in = x + xk[k];
+            const int column = wk[k];
+            vec pixels[Vectors];
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; ++v) pixels[v] = load(in + v * kLanes);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) {
+                const vec weight = splat(row[r][column]);
+#pragma GCC unroll 8
+                for (int v = 0; v < Vectors; ++v) sum[r][v] += weight * pixels[v];
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v) store(out + r * ldo + v * kLanes, sum[r][v]);
+}
+
+// Wide is how many vectors keep both FMA units busy with this many rows.
+template <int Rows, int Wide>
+void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, float* out, int64_t ldo,
+             const float* const* ahead) {
+    int i = 0;
+    for (; n - i > (Wide - 1) * kLanes; i += Wide * kLanes, ahead = nullptr)
+        tile<Rows, Wide>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+    if constexpr (Wide > 2)
+        for (; n - i > kLanes; i += 2 * kLanes, ahead = nullptr) tile<Rows, 2>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+    for (; n - i > 0; i += kLanes, ahead = nullptr) tile<Rows, 1>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+}
+
+}  // namespace
+
+void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
+          int64_t ldo, const float* const* ahead) {
+    switch (rows) {
+        case 1:
+            return rows_of<1, 8>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 2:
+            return rows_of<2, 5>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 3:
+            return rows_of<3, 4>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 4:
+            return rows_of<4, 3>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 5:
+            return rows_of<5, 2>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        default:
+            return rows_of<6, 2>(w, wk, xk, nk, x, n, out, ldo, ahead);
+    }
+}
+
+}  // namespace COFIRE_ISA
+}  // namespace cofire

@@ -1,0 +1,54 @@
+// The inner loops: plain functions on plain memory, compiled once per instruction set and chosen when an engine is made.
+//
+// They hold no state and use nothing of the standard library: a template instantiated here would be compiled for this
+// instruction set, and the linker could hand it to code that runs on any CPU.
+//
+// Vector loops may read and write up to `kSlack` floats past `n`; whoever owns the memory leaves that room.
+#pragma once
+
+#include <cstdint>
+
+#include "../program.h"
+
+namespace cofire {
+
+constexpr int kSlack = 64;    // floats of room after every array that a leaf walks
+constexpr int kMaxRows = 6;   // filters that one call of gemm takes
+
+struct Leaf {
+    const char* name;
+    int lanes;  // floats in a vector
+
+    // out[r * ldo + i] = sum over k of w[r][wk[k]] * x[xk[k] + i], for r < rows <= kMaxRows and i < n.
+    // `ahead`: rows (as many) that the next call will read, or null.
+    void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
+                 int64_t ldo, const float* const* ahead);
+
+    // Winograd F(m x m, 3 x 3), m = 2 or 4, a = m + 2. Takes the tile rows [row, row + rows) of one plane; tiles are counted along
+    // rows, `across` to a row. v[p * ldv + tile] for the a * a positions p. `room`: wino_room() floats.
+    void (*wino_input)(int m, const float* plane, Shape shape, int top, int left, int across, int row, int rows, float* room,
+                       float* v, int64_t ldv);
+    // y[i] = the rows * m lines of `width` pixels that the tiles u[p * ldu + tile] make.
+    void (*wino_output)(int m, const float* u, int64_t ldu, int across, int rows, int width, float* y);
+
+    // y = act(x + bias [+ residual]); the largest y goes into *peak if that is larger. x, residual and y may be the same memory.
+    void (*finish)(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
+
+    // out[i] = sum over k of w[k] * x[i * ldx + k], for i < count.
+    void (*dot)(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
+
+    // y[i] = max(y[i], x[i])
+    void (*maximum)(const float* x, int n, float* y);
+    float (*largest)(const float* x, int n);
+    float (*sum)(const float* x, int n);
+};
+
+// Room for the tile rows of one plane.
+inline int64_t wino_room(int m, int across, int rows) {
+    return int64_t(m) * (m + 2) * ((rows + 1) * int64_t(across) + kSlack) + int64_t(m) * across + 2 * kSlack;
+}
+
+// The best set for this CPU, or the named one; null if it is not there.
+const Leaf* find_leaf(const char* name);
+
+}  // namespace cofire

@@ -1,0 +1,15 @@
+// The leaves of one instruction set as a table.
+#include "leaves.h"
+#include "vec.h"
+
+#define COFIRE_TEXT(x) #x
+#define COFIRE_NAME(x) COFIRE_TEXT(x)
+
+namespace cofire {
+namespace COFIRE_ISA {
+
+extern const Leaf leaf;
+const Leaf leaf{COFIRE_NAME(COFIRE_ISA), kLanes, gemm, wino_input, wino_output, finish, dot, maximum, largest, sum};
+
+}  // namespace COFIRE_ISA
+}  // namespace cofire

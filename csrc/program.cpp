@@ -1,0 +1,629 @@
+// Reads a program file. The file is untrusted: everything the engine relies on is checked here, and only here.
+#include "program.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <stdexcept>
+#include <string_view>
+
+#include "json.h"
+#include "sha256.h"
+
+namespace cofire {
+
+namespace {
+
+// Limits keep every index that an engine computes within an int: positions on a padded map stay below 2^23.
+constexpr int64_t kVersion = 1;
+constexpr size_t kMaxHeader = size_t(64) << 20;    // bytes
+constexpr int64_t kMaxSide = int64_t(1) << 20;     // channels, rows, columns, strides, ...
+constexpr int64_t kMaxReach = int64_t(1) << 22;    // of a move's positions
+constexpr int64_t kMaxBuffer = int64_t(1) << 28;   // floats of one buffer
+constexpr int64_t kMaxBuffers = int64_t(1) << 30;  // floats of all buffers
+constexpr size_t kMaxOps = 100000;
+
+constexpr std::string_view kKinds[] = {"conv", "affine", "act", "add", "mul", "cat", "move", "pool", "flatten"};
+constexpr std::string_view kActs[] = {"none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"};
+
+// ---- Errors ----
+
+// The part of the file that is being read; begins every message.
+struct Where {
+    std::string text;
+
+    [[noreturn]] void fail(const std::string& what) const {
+        throw std::runtime_error("invalid program file: " + text + ": " + what);
+    }
+};
+
+std::string list(const std::vector<int64_t>& values) {
+    std::string text = "[";
+    for (size_t i = 0; i < values.size() && i < 8; ++i) text += (i > 0 ? ", " : "") + std::to_string(values[i]);
+    return text + (values.size() > 8 ? ", ...]" : "]");
+}
+
+std::string list(const Shape& shape) { return list(std::vector<int64_t>{shape.c, shape.h, shape.w}); }
+
+// ---- Values of one type ----
+
+[[noreturn]] void wrong(JsonValue value, const Where& where, const std::string& what, const std::string& must) {
+    where.fail(what + " must be " + must + ", got " + value.describe());
+}
+
+int64_t integer(JsonValue value, const Where& where, const std::string& what, int64_t low, int64_t high) {
+    int64_t result = 0;
+    if (!value.integer(&result) || result < low || result > high)
+        wrong(value, where, what, "an integer from " + std::to_string(low) + " to " + std::to_string(high));
+    return result;
+}
+
+bool boolean(JsonValue value, const Where& where, const char* what) {
+    if (value.type() != JsonValue::Type::boolean) wrong(value, where, what, "true or false");
+    return value.boolean();
+}
+
+float real(JsonValue value, const Where& where, const char* what) {
+    if (value.type() != JsonValue::Type::number || std::abs(value.number()) > 3.4e38)
+        wrong(value, where, what, "a float32 number");
+    return float(value.number());
+}
+
+std::string_view text(JsonValue value, const Where& where, const char* what) {
+    if (value.type() != JsonValue::Type::string) wrong(value, where, what, "a string");
+    return value.text();
+}
+
+std::vector<JsonValue> items(JsonValue value, const Where& where, const char* what) {
+    if (value.type() != JsonValue::Type::array) wrong(value, where, what, "a list");
+    return value.items();
+}
+
+std::vector<int> integers(JsonValue value, const Where& where, const char* what, int64_t low, int64_t high) {
+    const std::string each = std::string("each of ") + what;
+    std::vector<int> result;
+    for (JsonValue item : items(value, where, what)) result.push_back(int(integer(item, where, each, low, high)));
+    return result;
+}
+
+std::vector<int> integers(JsonValue value, const Where& where, const char* what, int64_t low, int64_t high,
+                          size_t count) {
+    std::vector<int> result = integers(value, where, what, low, high);
+    if (result.size() != count) wrong(value, where, what, "a list of " + std::to_string(count));
+    return result;
+}
+
+Pair pair(JsonValue value, const Where& where, const char* what, int64_t low = 1) {
+    const std::vector<int> sides = integers(value, where, what, low, kMaxSide, 2);
+    return {sides[0], sides[1]};
+}
+
+Padding padding(JsonValue value, const Where& where) {
+    const std::vector<int> sides = integers(value, where, "padding", 0, kMaxSide - 1, 4);
+    return {sides[0], sides[1], sides[2], sides[3]};
+}
+
+// The place of a word in a list of words.
+template <size_t N>
+int choice(JsonValue value, const Where& where, const char* what, const std::string_view (&words)[N]) {
+    const auto found = value.type() == JsonValue::Type::string ? std::find(words, words + N, value.text()) : words + N;
+    if (found == words + N) {
+        std::string must = "one of";
+        for (std::string_view word : words) must.append(" ").append(word);
+        wrong(value, where, what, must);
+    }
+    return int(found - words);
+}
+
+// The values of an object that has exactly these keys, in the order of the names.
+template <typename... Names>
+std::array<JsonValue, sizeof...(Names)> fields(JsonValue object, const Where& where, const char* what, Names... names) {
+    constexpr size_t kCount = sizeof...(Names);
+    const std::array<std::string_view, kCount> keys{names...};
+    if (object.type() != JsonValue::Type::object) wrong(object, where, what, "an object");
+    std::array<JsonValue, kCount> values;
+    std::array<bool, kCount> found{};
+    for (const auto& [key, value] : object.members()) {
+        const size_t place = size_t(std::find(keys.begin(), keys.end(), key) - keys.begin());
+        if (place == kCount) where.fail(what + std::string(" has the unknown key ") + quoted(key));
+        values[place] = value;
+        found[place] = true;
+    }
+    for (size_t i = 0; i < kCount; ++i)
+        if (!found[i]) where.fail(what + std::string(" lacks the key ") + quoted(keys[i]));
+    return values;
+}
+
+// ---- The safetensors file ----
+
+struct Tensor {
+    std::vector<int64_t> shape;
+    size_t begin, end;  // bytes, from the end of the header
+    bool used = false;
+};
+
+std::unique_ptr<Json> parse_json(std::string_view text, const Where& where) {
+    try {
+        return std::make_unique<Json>(text);
+    } catch (const std::runtime_error& error) {
+        where.fail(error.what());
+    }
+}
+
+class File {
+   public:
+    File(const uint8_t* bytes, size_t size) {
+        const std::string_view header = split(bytes, size);
+        json_ = parse_json(header, where_);
+        bool described = false;
+        for (const auto& [name, value] : json_->root().members()) {
+            if (name == "__metadata__") {
+                program_ = text(fields(value, where_, "__metadata__", "cofire.program")[0], where_, "cofire.program");
+                described = true;
+            } else {
+                tensors_.emplace(name, tensor(name, value));
+            }
+        }
+        if (!described) where_.fail("__metadata__ is missing: this safetensors file is not a cofire program");
+        check_contiguous();
+    }
+
+    std::string_view program() const { return program_; }  // its JSON text
+    std::string digest() const { return sha256(data_, data_size_); }
+    std::map<std::string_view, Tensor>& tensors() { return tensors_; }
+
+    std::vector<float> floats() const {
+        static_assert(sizeof(float) == 4, "the file holds float32");
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
+        static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is little-endian");
+#endif
+        std::vector<float> result(data_size_ / 4);
+        if (data_size_ > 0) std::memcpy(result.data(), data_, data_size_);
+        return result;
+    }
+
+   private:
+    // Finds the data and returns the header's text.
+    std::string_view split(const uint8_t* bytes, size_t size) {
+        if (bytes == nullptr || size < 8)
+            where_.fail("a file must have 8 bytes at least, got " + std::to_string(bytes == nullptr ? 0 : size));
+        uint64_t length = 0;
+        for (int i = 0; i < 8; ++i) length |= uint64_t(bytes[i]) << 8 * i;
+        const uint64_t most = std::min(size - 8, kMaxHeader);
+        if (length > most)
+            where_.fail("its length must be at most " + std::to_string(most) + ", got " + std::to_string(length));
+        data_ = bytes + 8 + length;
+        data_size_ = size - 8 - size_t(length);
+        const std::string_view header(reinterpret_cast<const char*>(bytes) + 8, size_t(length));
+        if (header.substr(0, 1) != "{") where_.fail("must begin with '{'");
+        return header;
+    }
+
+    Tensor tensor(std::string_view name, JsonValue value) const {
+        const Where where{"tensor " + quoted(name)};
+        const auto [dtype, shape, data_offsets] = fields(value, where, "entry", "dtype", "shape", "data_offsets");
+        if (text(dtype, where, "dtype") != "F32") wrong(dtype, where, "dtype", "\"F32\"");
+        const std::vector<JsonValue> offsets = items(data_offsets, where, "data_offsets");
+        if (offsets.size() != 2) wrong(data_offsets, where, "data_offsets", "a list of 2");
+        Tensor result;
+        result.begin = size_t(integer(offsets[0], where, "data_offsets[0]", 0, int64_t(data_size_)));
+        result.end = size_t(integer(offsets[1], where, "data_offsets[1]", int64_t(result.begin), int64_t(data_size_)));
+        int64_t count = 1;
+        const int64_t most = int64_t(data_size_ / 4);
+        for (JsonValue item : items(shape, where, "shape")) {
+            result.shape.push_back(integer(item, where, "each of shape", 0, most));
+            if (result.shape.back() > 0 && count > most / result.shape.back())
+                where.fail("shape must fit into the file, got " + list(result.shape));
+            count *= result.shape.back();
+        }
+        if (count * 4 != int64_t(result.end - result.begin))
+            where.fail("data_offsets must span " + std::to_string(count * 4) + " bytes for the shape " +
+                       list(result.shape) + ", got " + std::to_string(result.end - result.begin));
+        return result;
+    }
+
+    // Every byte of the data belongs to exactly one tensor.
+    void check_contiguous() const {
+        std::vector<std::pair<size_t, size_t>> spans;
+        for (const auto& [name, tensor] : tensors_) spans.emplace_back(tensor.begin, tensor.end);
+        std::sort(spans.begin(), spans.end());
+        size_t at = 0;
+        for (const auto& [begin, end] : spans) {
+            if (begin != at)
+                where_.fail("tensors must lie side by side: one ends or should begin at byte " + std::to_string(at) +
+                            ", the next begins at " + std::to_string(begin));
+            at = end;
+        }
+        if (at != data_size_)
+            where_.fail("tensors must fill the data of " + std::to_string(data_size_) + " bytes, got " +
+                        std::to_string(at));
+    }
+
+    const Where where_{"safetensors header"};
+    std::unique_ptr<Json> json_;  // owns the names and the program's text
+    std::string_view program_;
+    std::map<std::string_view, Tensor> tensors_;
+    const uint8_t* data_ = nullptr;
+    size_t data_size_ = 0;
+};
+
+// ---- Windows ----
+
+// One axis of a conv or a pool.
+struct Axis {
+    const char* name;  // of the output's size
+    int64_t size, out, kernel, stride, dilation, before, after;
+
+    // Room for the first tap of a window that lies inside the padded map, minus one; negative if none fits.
+    int64_t room() const { return size + before + after - dilation * (kernel - 1) - 1; }
+};
+
+std::array<Axis, 2> axes(const Op& op, const Shape& src, const Shape& dst) {
+    return {Axis{"height", src.h, dst.h, op.kernel.h, op.stride.h, op.dilation.h, op.padding.top, op.padding.bottom},
+            Axis{"width", src.w, dst.w, op.kernel.w, op.stride.w, op.dilation.w, op.padding.left, op.padding.right}};
+}
+
+int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+void check_conv_axis(const Axis& axis, const Where& where) {
+    if (axis.room() < 0) where.fail("the kernel must fit into the padded " + std::string(axis.name));
+    const int64_t out = axis.room() / axis.stride + 1;
+    if (axis.out != out)
+        where.fail("output " + std::string(axis.name) + " must be " + std::to_string(out) + ", got " +
+                   std::to_string(axis.out));
+}
+
+void check_pool_axis(const Axis& axis, const Where& where) {
+    const int64_t fewest = floor_div(axis.room(), axis.stride) + 1;
+    const int64_t most = -floor_div(-axis.room(), axis.stride) + 1;  // ceil mode
+    if (axis.out != fewest && axis.out != most)
+        where.fail("output " + std::string(axis.name) + " must be " + std::to_string(fewest) + " or " +
+                   std::to_string(most) + ", got " + std::to_string(axis.out));
+    // No window without an element: neither a maximum nor a mean of nothing exists. Windows that begin before the map
+    // are looked at one by one; of those that begin behind its start the last begins farthest behind.
+    auto start = [&](int64_t i) { return i * axis.stride - axis.before; };
+    bool empty = start(axis.out - 1) >= axis.size;
+    for (int64_t i = 0; i < axis.out && start(i) < 0; ++i) {
+        const int64_t tap = (-start(i) + axis.dilation - 1) / axis.dilation;  // the first that is not before the map
+        empty |= tap >= axis.kernel || start(i) + tap * axis.dilation >= axis.size;
+    }
+    if (empty) where.fail("each window must contain an element of the map, along the " + std::string(axis.name));
+}
+
+// ---- The program ----
+
+class Loader {
+   public:
+    explicit Loader(File* file) : file_(*file) {}
+
+    Program load() {
+        const Where where{"cofire.program"};
+        const std::unique_ptr<Json> json = parse_json(file_.program(), where);
+        check_version(json->root(), where);
+        const auto [version, input, output, output_shape, buffers, groups, threshold, ops, digest] =
+            fields(json->root(), where, "the program", "version", "input", "output", "output_shape", "buffers",
+                   "groups", "threshold", "ops", "sha256");
+        if (text(digest, where, "sha256") != file_.digest())
+            where.fail("sha256 must be " + file_.digest() + " for these weights, got " + digest.describe() +
+                       ": the file is damaged");
+        program_.weights = file_.floats();
+        read_buffers(buffers, where);
+        read_groups(groups, where);
+        program_.input = buffer(input, where, "input");
+        program_.output = buffer(output, where, "output");
+        program_.threshold = real(threshold, where, "threshold");
+        written_[size_t(program_.input)] = true;  // by the caller
+        read_ops(ops, where);
+        check_output(output_shape, where);
+        check_complete(where);
+        return std::move(program_);
+    }
+
+   private:
+    void check_version(JsonValue root, const Where& where) const {
+        if (root.type() != JsonValue::Type::object) wrong(root, where, "the program", "an object");
+        for (const auto& [key, value] : root.members()) {
+            int64_t version = 0;
+            if (key != "version") continue;
+            if (!value.integer(&version)) wrong(value, where, "version", "an integer");
+            if (version != kVersion)
+                where.fail("file has version " + std::to_string(version) + ", this cofire reads " +
+                           std::to_string(kVersion) + (version > kVersion ? ": upgrade cofire" : ""));
+        }
+    }
+
+    void read_buffers(JsonValue value, const Where& where) {
+        int64_t total = 0;
+        for (JsonValue item : items(value, where, "buffers")) {
+            const Where here{"buffer " + std::to_string(program_.buffers.size())};
+            const std::vector<int> sides = integers(item, here, "shape", 1, kMaxSide, 3);
+            const Shape shape{sides[0], sides[1], sides[2]};
+            if (shape.size() > kMaxBuffer)
+                here.fail("must have at most " + std::to_string(kMaxBuffer) + " elements, got " + list(shape));
+            total += shape.size();
+            if (total > kMaxBuffers)
+                here.fail("all buffers together must have at most " + std::to_string(kMaxBuffers) + " elements");
+            program_.buffers.push_back(shape);
+        }
+        written_.assign(program_.buffers.size(), false);
+    }
+
+    void read_groups(JsonValue value, const Where& where) {
+        std::set<std::string_view> names;
+        for (JsonValue item : items(value, where, "groups")) {
+            const Where here{"group " + std::to_string(program_.groups.size())};
+            const auto [name, filters] = fields(item, here, "entry", "name", "filters");
+            if (!names.insert(text(name, here, "name")).second) wrong(name, here, "name", "unique");
+            program_.groups.push_back({std::string(name.text()), int(integer(filters, here, "filters", 1, kMaxSide))});
+        }
+        decided_.assign(program_.groups.size(), false);
+    }
+
+    void read_ops(JsonValue value, const Where& where) {
+        const std::vector<JsonValue> ops = items(value, where, "ops");
+        if (ops.empty() || ops.size() > kMaxOps)
+            wrong(value, where, "ops", "a list of 1 to " + std::to_string(kMaxOps));
+        program_.ops.reserve(ops.size());
+        for (JsonValue op : ops) program_.ops.push_back(read_op(op));
+    }
+
+    Op read_op(JsonValue value) {
+        Where where{"op " + std::to_string(program_.ops.size())};
+        const auto [kind, name, src, dst, attrs, weights, gate] =
+            fields(value, where, "it", "kind", "name", "src", "dst", "attrs", "weights", "gate");
+        if (!names_.insert(text(name, where, "name")).second) wrong(name, where, "name", "unique");
+        where.text += " (" + quoted(name.text()) + ")";
+        Op op;
+        op.name = name.text();
+        op.kind = Kind(choice(kind, where, "kind", kKinds));
+        op.dst = buffer(dst, where, "dst");
+        for (JsonValue item : items(src, where, "src")) op.src.push_back(buffer(item, where, "each of src"));
+        for (int i : op.src)
+            if (!written_[size_t(i)]) where.fail("src " + std::to_string(i) + " must be written before it is read");
+        read_kind(&op, attrs, items(weights, where, "weights"), where);
+        check_dst(op, where);
+        if (!gate.is_null()) read_gate(&op, gate, where);
+        written_[size_t(op.dst)] = true;
+        return op;
+    }
+
+    void read_kind(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        switch (op->kind) {
+            case Kind::conv:
+                return conv(op, attrs, weights, where);
+            case Kind::affine:
+                return affine(op, attrs, weights, where);
+            case Kind::act:
+            case Kind::add:
+            case Kind::mul:
+                return elementwise(op, attrs, weights, where);
+            case Kind::cat:
+                return cat(op, attrs, weights, where);
+            case Kind::move:
+                return move(op, attrs, weights, where);
+            case Kind::pool:
+                return pool(op, attrs, weights, where);
+            case Kind::flatten:
+                return flatten(op, attrs, weights, where);
+        }
+    }
+
+    void conv(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [kernel, stride, pads, dilation, groups, residual, act, slope] = fields(
+            attrs, where, "attrs", "kernel", "stride", "padding", "dilation", "groups", "residual", "act", "slope");
+        op->kernel = pair(kernel, where, "kernel");
+        op->stride = pair(stride, where, "stride");
+        op->padding = padding(pads, where);
+        op->dilation = pair(dilation, where, "dilation");
+        op->groups = int(integer(groups, where, "groups", 1, kMaxSide));
+        op->residual = boolean(residual, where, "residual");
+        read_act(op, act, slope, where);
+        count(op->src.size(), op->residual ? 2 : 1, "src", where);
+        count(weights.size(), 2, "weights", where);
+        const Shape &src = shape(op->src[0]), &dst = shape(op->dst);
+        if (src.c % op->groups != 0 || dst.c % op->groups != 0)
+            where.fail("groups must divide the channels " + std::to_string(src.c) + " and " + std::to_string(dst.c) +
+                       ", got " + std::to_string(op->groups));
+        for (const Axis& axis : axes(*op, src, dst)) check_conv_axis(axis, where);
+        if (op->residual) {
+            same_shape(shape(op->src[1]), dst, "the residual's shape", where);
+            if (op->act == Act::sigmoid || op->act == Act::hardsigmoid)
+                wrong(act, where, "act after a residual", "zero at zero");
+        }
+        op->weight = tensor(weights[0], where, {dst.c, src.c / op->groups, op->kernel.h, op->kernel.w});
+        op->bias = tensor(weights[1], where, {dst.c});
+    }
+
+    void affine(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [lift, act, slope] = fields(attrs, where, "attrs", "lift", "act", "slope");
+        op->lift = boolean(lift, where, "lift");
+        read_act(op, act, slope, where);
+        count(op->src.size(), 1, "src", where);
+        count(weights.size(), 2, "weights", where);
+        same_shape(shape(op->dst), shape(op->src[0]), "the output's shape", where);
+        op->weight = tensor(weights[0], where, {shape(op->dst).c});
+        op->bias = tensor(weights[1], where, {shape(op->dst).c});
+    }
+
+    // act, add and mul
+    void elementwise(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [act, slope] = fields(attrs, where, "attrs", "act", "slope");
+        read_act(op, act, slope, where);
+        count(op->src.size(), op->kind == Kind::act ? 1 : 2, "src", where);
+        count(weights.size(), 0, "weights", where);
+        const Shape& src = shape(op->src[0]);
+        same_shape(shape(op->dst), src, "the output's shape", where);
+        const Shape& other = shape(op->src.back());
+        if (!(other == Shape{src.c, 1, 1})) same_shape(other, src, "the shape of src[1]", where);
+    }
+
+    void cat(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        fields(attrs, where, "attrs");
+        count(weights.size(), 0, "weights", where);
+        if (op->src.empty()) where.fail("src must have 1 entry at least, got 0");
+        const Shape& dst = shape(op->dst);
+        int64_t channels = 0;
+        for (int i : op->src) {
+            same_shape(shape(i), {shape(i).c, dst.h, dst.w}, "the shape of each src", where);
+            channels += shape(i).c;
+        }
+        if (channels != dst.c)
+            where.fail("output must have " + std::to_string(channels) + " channels, got " + std::to_string(dst.c));
+    }
+
+    void move(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [channels, stride, offset] = fields(attrs, where, "attrs", "channels", "stride", "offset");
+        count(op->src.size(), 1, "src", where);
+        count(weights.size(), 0, "weights", where);
+        const Shape &src = shape(op->src[0]), &dst = shape(op->dst);
+        op->channels = integers(channels, where, "channels", -1, src.c - 1, size_t(dst.c));
+        op->stride = pair(stride, where, "stride");
+        op->offset = pair(offset, where, "offset", -kMaxSide);
+        if ((dst.h - 1) * int64_t(op->stride.h) > kMaxReach || (dst.w - 1) * int64_t(op->stride.w) > kMaxReach)
+            where.fail("stride times output size must be at most " + std::to_string(kMaxReach));
+    }
+
+    void pool(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        static constexpr std::string_view kOps[] = {"avg", "max"};
+        const auto [what, kernel, stride, pads, dilation, include_pad, adaptive] =
+            fields(attrs, where, "attrs", "op", "kernel", "stride", "padding", "dilation", "include_pad", "adaptive");
+        op->maximum = choice(what, where, "op", kOps) == 1;
+        op->kernel = pair(kernel, where, "kernel");
+        op->stride = pair(stride, where, "stride");
+        op->padding = padding(pads, where);
+        op->dilation = pair(dilation, where, "dilation");
+        op->include_pad = boolean(include_pad, where, "include_pad");
+        op->adaptive = boolean(adaptive, where, "adaptive");
+        count(op->src.size(), 1, "src", where);
+        count(weights.size(), 0, "weights", where);
+        const Shape &src = shape(op->src[0]), &dst = shape(op->dst);
+        if (src.c != dst.c)
+            where.fail("output must have " + std::to_string(src.c) + " channels, got " + std::to_string(dst.c));
+        for (const Axis& axis : axes(*op, src, dst)) {
+            if (!op->adaptive)
+                check_pool_axis(axis, where);
+            else if (axis.kernel != 1 || axis.stride != 1 || axis.dilation != 1 || axis.before != 0 || axis.after != 0)
+                where.fail("an adaptive pool must have kernel, stride and dilation 1 and padding 0");
+        }
+    }
+
+    void flatten(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        fields(attrs, where, "attrs");
+        count(op->src.size(), 1, "src", where);
+        count(weights.size(), 0, "weights", where);
+        const Shape& dst = shape(op->dst);
+        if (dst.h != 1 || dst.w != 1 || dst.c != shape(op->src[0]).size())
+            where.fail("the output's shape must be [" + std::to_string(shape(op->src[0]).size()) + ", 1, 1], got " +
+                       list(dst));
+    }
+
+    void read_act(Op* op, JsonValue act, JsonValue slope, const Where& where) const {
+        op->act = Act(choice(act, where, "act", kActs));
+        op->slope = real(slope, where, "slope");
+        if (op->act != Act::leaky && op->slope != 0) wrong(slope, where, "slope", "0 where act is not leaky");
+    }
+
+    // A buffer is written once, by an op that does not read it; a conv may add to its residual in place.
+    void check_dst(const Op& op, const Where& where) const {
+        const std::string dst = "dst " + std::to_string(op.dst);
+        if (op.dst == program_.input) where.fail(dst + " must not be the program's input");
+        if (op.residual && op.dst == op.src[1] && op.dst != op.src[0]) return;
+        if (std::find(op.src.begin(), op.src.end(), op.dst) != op.src.end())
+            where.fail(dst + " must not be in src, but for a conv's residual");
+        if (written_[size_t(op.dst)]) where.fail(dst + " must not be written by an earlier op");
+    }
+
+    void read_gate(Op* op, JsonValue value, const Where& where) {
+        const auto [group, head] = fields(value, where, "gate", "group", "head");
+        op->group = int(integer(group, where, "group", 0, int64_t(program_.groups.size()) - 1));
+        const int filters = program_.groups[size_t(op->group)].filters;
+        if (filters != shape(op->dst).c)
+            where.fail("group " + std::to_string(op->group) + " must have as many filters as the output channels, " +
+                       std::to_string(shape(op->dst).c) + ", got " + std::to_string(filters));
+        if (decided_[size_t(op->group)] != head.is_null())
+            where.fail("group " + std::to_string(op->group) + " must have its head on its first op, and only there");
+        if (head.is_null()) return;
+        if (op->group > 0 && !decided_[size_t(op->group) - 1])
+            where.fail("groups must be in the order in which they are decided, got " + std::to_string(op->group) +
+                       " before " + std::to_string(op->group - 1));
+        read_head(op, head, filters, where);
+        decided_[size_t(op->group)] = true;
+    }
+
+    void read_head(Op* op, JsonValue value, int filters, const Where& where) {
+        static constexpr std::string_view kPools[] = {"max", "avg"};
+        const auto [pool, softmax, weight, bias] = fields(value, where, "head", "pool", "softmax", "weight", "bias");
+        op->decides = true;
+        op->head.avg = choice(pool, where, "pool", kPools) == 1;
+        op->head.softmax = boolean(softmax, where, "softmax");
+        op->head.weight = tensor(weight, where, {filters, shape(op->src[0]).c});
+        op->head.bias = bias.is_null() ? nullptr : tensor(bias, where, {filters});
+    }
+
+    void check_output(JsonValue value, const Where& where) {
+        const Shape& shape = this->shape(program_.output);
+        program_.output_shape = integers(value, where, "output_shape", 1, kMaxSide);
+        const std::vector<int>& got = program_.output_shape;
+        if (got != std::vector<int>{shape.c, shape.h, shape.w} &&
+            !(got == std::vector<int>{shape.c} && shape.area() == 1))
+            where.fail("output_shape must be that of the output buffer, " + list(shape) + ", got " +
+                       list(std::vector<int64_t>(got.begin(), got.end())));
+        if (program_.output == program_.input) where.fail("output must not be the input");
+    }
+
+    void check_complete(const Where& where) const {
+        for (size_t i = 0; i < written_.size(); ++i)
+            if (!written_[i]) where.fail("buffer " + std::to_string(i) + " must be written by an op");
+        for (size_t i = 0; i < decided_.size(); ++i)
+            if (!decided_[i]) where.fail("group " + std::to_string(i) + " must be the gate of an op");
+        for (const auto& [name, tensor] : file_.tensors())
+            if (!tensor.used) where.fail("tensor " + quoted(name) + " must be used by an op");
+    }
+
+    void count(size_t got, size_t must, const char* what, const Where& where) const {
+        if (got != must)
+            where.fail(what + std::string(" must have ") + std::to_string(must) + " entries, got " +
+                       std::to_string(got));
+    }
+
+    void same_shape(const Shape& got, const Shape& must, const char* what, const Where& where) const {
+        if (!(got == must)) where.fail(what + std::string(" must be ") + list(must) + ", got " + list(got));
+    }
+
+    int buffer(JsonValue value, const Where& where, const char* what) const {
+        return int(integer(value, where, what, 0, int64_t(program_.buffers.size()) - 1));
+    }
+
+    const Shape& shape(int buffer) const { return program_.buffers[size_t(buffer)]; }
+
+    const float* tensor(JsonValue name, const Where& where, const std::vector<int64_t>& shape) {
+        const auto found = file_.tensors().find(text(name, where, "a tensor's name"));
+        if (found == file_.tensors().end()) where.fail("the tensor " + name.describe() + " must be in the file");
+        Tensor& tensor = found->second;
+        if (tensor.shape != shape)
+            where.fail("the tensor " + name.describe() + " must have the shape " + list(shape) + ", got " +
+                       list(tensor.shape));
+        tensor.used = true;
+        return program_.weights.data() + tensor.begin / 4;
+    }
+
+    File& file_;
+    Program program_;
+    std::set<std::string_view> names_;  // of ops
+    std::vector<bool> written_;         // per buffer
+    std::vector<bool> decided_;         // per group
+};
+
+}  // namespace
+
+Program load_program(const uint8_t* bytes, size_t size) {
+    File file(bytes, size);
+    return Loader(&file).load();
+}
+
+}  // namespace cofire

@@ -1,0 +1,89 @@
+// A program (docs/program.md) in memory: parsed, checked, ready to run. Nothing here computes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cofire {
+
+struct Shape {
+    int c, h, w;
+    int area() const { return h * w; }
+    int64_t size() const { return int64_t(c) * h * w; }
+    bool operator==(const Shape& other) const { return c == other.c && h == other.h && w == other.w; }
+};
+
+struct Pair {
+    int h, w;
+};
+
+struct Padding {
+    int top, left, bottom, right;
+};
+
+enum class Act { none, relu, relu6, leaky, silu, hardswish, sigmoid, hardsigmoid };
+
+enum class Kind { conv, affine, act, add, mul, cat, move, pool, flatten };
+
+// Decides a group's mask from the source of the op it stands before.
+struct Head {
+    bool avg;      // mean over space, else maximum
+    bool softmax;  // over all channels; a dead one enters as 0
+    const float* weight;  // (filters, channels of src0)
+    const float* bias;    // (filters), or null
+};
+
+struct Op {
+    Kind kind;
+    std::string name;
+    std::vector<int> src;
+    int dst;
+    Act act = Act::none;
+    float slope = 0;  // of Act::leaky
+    int group = -1;   // of the output only the filters of this group's mask exist; -1: all
+    bool decides = false;  // the group's mask is decided here, by `head`
+    Head head{};
+    // conv: (O, I / groups, kernel) and bias (O); affine: scale (C) and shift (C)
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+    // conv and pool
+    Pair kernel{1, 1}, stride{1, 1}, dilation{1, 1};  // move has a stride too
+    Padding padding{0, 0, 0, 0};
+    int groups = 1;
+    bool residual = false;  // conv: src[1] is added before the activation
+    bool lift = false;      // affine: zero does not stay zero
+    bool maximum = false, include_pad = false, adaptive = false;  // pool
+    std::vector<int> channels;  // move: source channel of each, -1 for zero
+    Pair offset{0, 0};          // move
+};
+
+struct Group {
+    std::string name;
+    int filters;
+};
+
+// Owns the weights its ops point to. Not copied, only moved.
+struct Program {
+    int input = 0, output = 0;
+    std::vector<int> output_shape;
+    std::vector<Shape> buffers;
+    std::vector<Group> groups;
+    float threshold = 0;
+    std::vector<Op> ops;
+    std::vector<float> weights;  // all tensors; fixed in place once loaded
+
+    Program() = default;
+    Program(Program&&) = default;
+    Program& operator=(Program&&) = default;
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
+};
+
+// Parses and checks the bytes of a program file: whatever they are, the result is a program that runs without reading or
+// writing out of bounds, or a std::runtime_error that says what is wrong and where. Never allocates more than a small
+// multiple of `size` plus the buffers' stated sizes, which are limited.
+Program load_program(const uint8_t* bytes, size_t size);
+
+}  // namespace cofire

@@ -1,0 +1,209 @@
+// Program files made by hand, for tests: small networks that together have every kind of op.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../sha256.h"
+
+namespace cofire::test {
+
+struct TensorText {
+    std::string name;
+    std::vector<int> shape;
+    std::vector<float> values;
+};
+
+// A program file before it is put together, so that a test can break any part of it.
+struct Source {
+    std::string head;  // the program's members before "ops"
+    std::vector<std::string> ops;
+    std::vector<TensorText> tensors;
+};
+
+inline std::string join(const std::vector<std::string>& parts) {
+    std::string text;
+    for (const std::string& part : parts) text += (text.empty() ? "" : ",") + part;
+    return text;
+}
+
+inline std::string list(const std::vector<int>& values) {
+    std::vector<std::string> parts;
+    for (int value : values) parts.push_back(std::to_string(value));
+    return "[" + join(parts) + "]";
+}
+
+// In quotes, as JSON has it; `text` is printable ASCII.
+inline std::string json_string(const std::string& text) {
+    std::string result = "\"";
+    for (char c : text) {
+        if (c == '"' || c == '\\') result += '\\';
+        result += c;
+    }
+    return result + '"';
+}
+
+inline std::vector<uint8_t> data_of(const Source& source) {
+    std::vector<uint8_t> data;
+    for (const TensorText& tensor : source.tensors) {
+        const size_t begin = data.size(), bytes = tensor.values.size() * sizeof(float);
+        data.resize(begin + bytes);
+        if (bytes > 0) std::memcpy(data.data() + begin, tensor.values.data(), bytes);
+    }
+    return data;
+}
+
+inline std::string program_of(const Source& source) {
+    const std::vector<uint8_t> data = data_of(source);
+    return "{" + source.head + ",\"ops\":[" + join(source.ops) + "],\"sha256\":\"" + sha256(data.data(), data.size()) +
+           "\"}";
+}
+
+inline std::string tensor_entry(const TensorText& tensor, size_t begin) {
+    const size_t end = begin + tensor.values.size() * sizeof(float);
+    return json_string(tensor.name) + ":{\"dtype\":\"F32\",\"shape\":" + list(tensor.shape) + ",\"data_offsets\":[" +
+           std::to_string(begin) + "," + std::to_string(end) + "]}";
+}
+
+inline std::string header_of(const std::string& program, const std::vector<TensorText>& tensors) {
+    std::string header = "{\"__metadata__\":{\"cofire.program\":" + json_string(program) + "}";
+    size_t begin = 0;
+    for (const TensorText& tensor : tensors) {
+        header += "," + tensor_entry(tensor, begin);
+        begin += tensor.values.size() * sizeof(float);
+    }
+    return header + "}";
+}
+
+inline std::vector<uint8_t> file_of(const std::string& header, const std::vector<uint8_t>& data) {
+    std::vector<uint8_t> bytes;
+    bytes.reserve(8 + header.size() + data.size());
+    for (int i = 0; i < 8; ++i) bytes.push_back(uint8_t(uint64_t(header.size()) >> 8 * i));
+    bytes.insert(bytes.end(), header.begin(), header.end());
+    bytes.insert(bytes.end(), data.begin(), data.end());
+    return bytes;
+}
+
+inline std::vector<uint8_t> file_of(const Source& source) {
+    return file_of(header_of(program_of(source), source.tensors), data_of(source));
+}
+
+// ---- Networks ----
+
+inline void add_tensor(Source* source, const std::string& name, const std::vector<int>& shape) {
+    size_t count = 1;
+    for (int side : shape) count *= size_t(side);
+    TensorText tensor{name, shape, std::vector<float>(count)};
+    for (size_t i = 0; i < count; ++i) tensor.values[i] = float(int(i * 7 + name.size()) % 11 - 5) / 4;
+    source->tensors.push_back(tensor);
+}
+
+inline void add_op(Source* source, const std::string& kind, const std::string& name, const std::vector<int>& src,
+                   int dst, const std::string& attrs, const std::vector<std::string>& weights = {},
+                   const std::string& gate = "null") {
+    std::vector<std::string> tensors;
+    for (const std::string& weight : weights) tensors.push_back(json_string(weight));
+    source->ops.push_back("{\"kind\":" + json_string(kind) + ",\"name\":" + json_string(name) +
+                          ",\"src\":" + list(src) + ",\"dst\":" + std::to_string(dst) + ",\"attrs\":{" + attrs +
+                          "},\"weights\":[" + join(tensors) + "],\"gate\":" + gate + "}");
+}
+
+inline std::string act_attrs(const std::string& act, const std::string& slope = "0.0") {
+    return "\"act\":" + json_string(act) + ",\"slope\":" + slope;
+}
+
+inline std::string window_attrs(int kernel, int stride, const std::vector<int>& padding, int dilation = 1) {
+    return "\"kernel\":" + list({kernel, kernel}) + ",\"stride\":" + list({stride, stride}) +
+           ",\"padding\":" + list(padding) + ",\"dilation\":" + list({dilation, dilation});
+}
+
+// A conv and its tensors `name`.weight and `name`.bias.
+inline void add_conv(Source* source, const std::string& name, const std::vector<int>& src, int dst,
+                     const std::vector<int>& weight, const std::string& window, int groups, const std::string& act,
+                     const std::string& gate = "null") {
+    add_tensor(source, name + ".weight", weight);
+    add_tensor(source, name + ".bias", {weight[0]});
+    const std::string residual = src.size() > 1 ? "true" : "false";
+    add_op(source, "conv", name, src, dst,
+           window + ",\"groups\":" + std::to_string(groups) + ",\"residual\":" + residual + "," + act_attrs(act),
+           {name + ".weight", name + ".bias"}, gate);
+}
+
+// A gate that decides its group; `bias` may be empty.
+inline std::string head_gate(int group, const std::string& pool, bool softmax, const std::string& weight,
+                             const std::string& bias) {
+    return "{\"group\":" + std::to_string(group) + ",\"head\":{\"pool\":" + json_string(pool) +
+           ",\"softmax\":" + (softmax ? "true" : "false") + ",\"weight\":" + json_string(weight) +
+           ",\"bias\":" + (bias.empty() ? "null" : json_string(bias)) + "}}";
+}
+
+inline std::string same_gate(int group) { return "{\"group\":" + std::to_string(group) + ",\"head\":null}"; }
+
+// A gated residual block, in place, and a classifier.
+inline Source residual_net() {
+    Source net;
+    net.head =
+        "\"version\":1,\"input\":0,\"output\":5,\"output_shape\":[5],"
+        "\"buffers\":[[3,8,8],[4,8,8],[6,8,8],[4,1,1],[4,1,1],[5,1,1]],"
+        "\"groups\":[{\"name\":\"conv1\",\"filters\":6},{\"name\":\"conv2\",\"filters\":4}],\"threshold\":0.0";
+    add_conv(&net, "stem", {0}, 1, {4, 3, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), 1, "relu");
+    add_tensor(&net, "head1.weight", {6, 4});
+    add_tensor(&net, "head1.bias", {6});
+    add_conv(&net, "conv1", {1}, 2, {6, 4, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), 1, "relu",
+             head_gate(0, "max", true, "head1.weight", "head1.bias"));
+    add_tensor(&net, "head2.weight", {4, 6});
+    add_conv(&net, "conv2", {2, 1}, 1, {4, 6, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), 1, "relu",
+             head_gate(1, "avg", false, "head2.weight", ""));
+    add_op(&net, "pool", "gap", {1}, 3,
+           "\"op\":\"avg\"," + window_attrs(1, 1, {0, 0, 0, 0}) + ",\"include_pad\":false,\"adaptive\":true");
+    add_op(&net, "flatten", "flat", {3}, 4, "");
+    add_conv(&net, "fc", {4}, 5, {5, 4, 1, 1}, window_attrs(1, 1, {0, 0, 0, 0}), 1, "none");
+    return net;
+}
+
+// Everything that is not a conv, on a map with sides that are not alike; the output is a map.
+inline Source elementwise_net() {
+    Source net;
+    net.head =
+        "\"version\":1,\"input\":0,\"output\":7,\"output_shape\":[6,3,2],"
+        "\"buffers\":[[2,6,5],[2,6,5],[2,6,5],[2,1,1],[2,6,5],[4,6,5],[6,6,5],[6,3,2],[2,6,5]],"
+        "\"groups\":[{\"name\":\"g\",\"filters\":2}],\"threshold\":-0.25";
+    add_tensor(&net, "scale", {2});
+    add_tensor(&net, "shift", {2});
+    add_tensor(&net, "head", {2, 2});
+    add_op(&net, "affine", "norm", {0}, 1, "\"lift\":true," + act_attrs("leaky", "0.1"), {"scale", "shift"},
+           head_gate(0, "max", false, "head", ""));
+    add_op(&net, "act", "act", {1}, 2, act_attrs("sigmoid"));
+    add_op(&net, "pool", "squeeze", {2}, 3,
+           "\"op\":\"max\"," + window_attrs(1, 1, {0, 0, 0, 0}) + ",\"include_pad\":false,\"adaptive\":true");
+    add_op(&net, "mul", "scale", {2, 3}, 4, act_attrs("hardswish"), {}, same_gate(0));
+    add_op(&net, "add", "add", {4, 1}, 8, act_attrs("silu"));
+    add_op(&net, "cat", "cat", {8, 0}, 5, "");
+    add_op(&net, "move", "move", {5}, 6, "\"channels\":[-1,3,2,1,0,-1],\"stride\":[1,1],\"offset\":[0,-1]");
+    add_op(&net, "pool", "pool", {6}, 7,
+           "\"op\":\"max\"," + window_attrs(2, 2, {0, 0, 0, 0}) + ",\"include_pad\":false,\"adaptive\":false");
+    return net;
+}
+
+// A depthwise block whose convs share one mask, a dilated conv, a strided one, ceil mode, a linear layer on a map.
+inline Source depthwise_net() {
+    Source net;
+    net.head =
+        "\"version\":1,\"input\":2,\"output\":0,\"output_shape\":[3,1,1],"
+        "\"buffers\":[[3,1,1],[8,7,7],[2,7,7],[8,4,4],[4,4,4],[4,3,3]],"
+        "\"groups\":[{\"name\":\"block\",\"filters\":8}],\"threshold\":0.5";
+    add_tensor(&net, "head.weight", {8, 2});
+    add_tensor(&net, "head.bias", {8});
+    add_conv(&net, "expand", {2}, 1, {8, 2, 1, 1}, window_attrs(1, 1, {0, 0, 0, 0}), 1, "relu6",
+             head_gate(0, "avg", true, "head.weight", "head.bias"));
+    add_conv(&net, "depthwise", {1}, 3, {8, 1, 3, 3}, window_attrs(3, 2, {1, 1, 1, 1}), 8, "hardsigmoid", same_gate(0));
+    add_conv(&net, "dilated", {3}, 4, {4, 4, 3, 3}, window_attrs(3, 1, {2, 2, 2, 2}, 2), 2, "none");
+    add_op(&net, "pool", "pool", {4}, 5,
+           "\"op\":\"avg\"," + window_attrs(3, 2, {1, 1, 1, 1}) + ",\"include_pad\":true,\"adaptive\":false");
+    add_conv(&net, "fc", {5}, 0, {3, 4, 3, 3}, window_attrs(3, 1, {0, 0, 0, 0}), 1, "none");
+    return net;
+}
+
+}  // namespace cofire::test

@@ -1,0 +1,117 @@
+#include "tuning.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+
+#include "conv_common.h"
+
+namespace cofire {
+
+namespace {
+
+constexpr double kKeep = 0.7;              // share of filters and inputs that are on while a gated conv is timed
+constexpr int64_t kCache = 4 << 20;        // floats that may well stay in the last-level cache between two images
+constexpr int kTries = 3;
+
+double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Every channel, or evenly spread ones.
+std::vector<int> some(int n, double share) {
+    std::vector<int> found;
+    for (int c = 0; c < n; ++c)
+        if (int((c + 1) * share) > int(c * share)) found.push_back(c);
+    if (found.empty()) found.push_back(0);
+    return found;
+}
+
+struct Trial {
+    const Op& op;
+    Shape x, y;
+    std::vector<int> in, out;
+    std::vector<float> input, output;
+    std::vector<float>* flood;  // written between tries to empty the cache; null if the program fits
+
+    double time(const AbstractConv& conv) {
+        std::vector<float> room(conv.room(1));
+        Barrier barrier(1);
+        ConvCall call{input.data(), in.data(), int(in.size()), out.data(), int(out.size()), output.data(), nullptr, nullptr,
+                      room.data()};
+        double best = std::numeric_limits<double>::infinity();
+        for (int round = 0; round <= kTries; ++round) {
+            if (flood)
+                for (size_t i = 0; i < flood->size(); i += 16) (*flood)[i] += 1;
+            const double begin = seconds_now();
+            conv.run(call, Member{0, 1, &barrier});
+            if (round > 0) best = std::min(best, seconds_now() - begin);
+        }
+        return best;
+    }
+};
+
+std::string shape_key(const Op& op, Shape x, Shape y) {
+    std::ostringstream key;
+    for (int n : {x.c, x.h, x.w, y.c, y.h, y.w, op.kernel.h, op.kernel.w, op.stride.h, op.stride.w, op.dilation.h, op.dilation.w,
+                  op.groups, int(op.group >= 0)})
+        key << n << ' ';
+    return key.str();
+}
+
+}  // namespace
+
+std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
+    int64_t weights = 0;
+    for (const Op& op : program.ops)
+        if (op.kind == Kind::conv)
+            weights += program.buffers[op.src[0]].c / op.groups * int64_t(program.buffers[op.dst].c) * op.kernel.h * op.kernel.w;
+    std::vector<float> flood(2 * weights > kCache ? 12 << 20 : 0);
+    std::map<std::string, std::string> known;
+    std::vector<std::string> words;
+    for (const Op& op : program.ops) {
+        if (op.kind != Kind::conv) {
+            words.push_back("-");
+            continue;
+        }
+        const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
+        std::vector<std::string> names = conv_algorithms(op, x, y);
+        names.pop_back();  // the reference defines, it does not compete
+        std::string& best = known[shape_key(op, x, y)];
+        if (best.empty()) {
+            best = names[0];
+            const double keep = op.group >= 0 ? kKeep : 1;
+            Trial trial{op, x, y, some(x.c, keep), some(y.c, keep), std::vector<float>(x.size() + kSlack, 0.5f),
+                        std::vector<float>(y.size() + kSlack), flood.empty() ? nullptr : &flood};
+            double least = std::numeric_limits<double>::infinity();
+            for (size_t i = 0; names.size() > 1 && i < names.size(); ++i) {
+                const double seconds = trial.time(*make_conv(names[i], leaf, op, x, y));
+                if (seconds < least) least = seconds, best = names[i];
+            }
+        }
+        words.push_back(best);
+    }
+    return words;
+}
+
+std::vector<std::string> parse_tuning(const Program& program, const std::string& text) {
+    std::istringstream stream(text);
+    std::vector<std::string> words;
+    for (std::string word; stream >> word;) words.push_back(word);
+    if (words.size() != program.ops.size())
+        throw std::runtime_error("tuning must have " + std::to_string(program.ops.size()) + " words, one per op, got " +
+                                 std::to_string(words.size()));
+    for (size_t i = 0; i < words.size(); ++i) {
+        const Op& op = program.ops[i];
+        std::vector<std::string> names{"-"};
+        if (op.kind == Kind::conv) names = conv_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
+        if (std::find(names.begin(), names.end(), words[i]) == names.end())
+            throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] + "'; delete the tuning file");
+    }
+    return words;
+}
+
+}  // namespace cofire

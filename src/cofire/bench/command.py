@@ -1,0 +1,145 @@
+"""``cofire bench``: the command line of the bench."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from cofire import data
+from cofire.bench import paper, report
+from cofire.bench.ours import load_engine
+from cofire.bench.peers import COMPILED, PEERS, PYTORCH
+from cofire.bench.program import bench_program
+from cofire.bench.run import Plan, own_plan, random_plan
+from cofire.bench.run import bench as run_bench
+from cofire.data import Images
+from cofire.errors import ConfigError, DataError
+from cofire.experiment import read_run, read_sets
+from cofire.files import write_json
+from cofire.gating import GatedModel
+from cofire.persistence import load
+from cofire.provenance import provenance
+
+Shape = tuple[int, int, int]
+
+
+def bench(
+    what: Annotated[
+        Path | None,
+        typer.Argument(help="A program (x.cofire) or a run folder, in place of --backbone.", metavar="WHAT"),
+    ] = None,
+    backbone: Annotated[str, typer.Option(help="A network with random weights and masks; see `cofire info`.")] = "",
+    size: Annotated[str, typer.Option("--input", help="C,H,W; default: what the network was made for.")] = "",
+    macs: Annotated[
+        list[float] | None, typer.Option(help="Share of the MACs that REMAINS, e.g. 0.48. May be repeated.")
+    ] = None,
+    keep: Annotated[list[float] | None, typer.Option(help="The same by keep rate of filters. May be repeated.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of every engine.")] = 1,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Every engine runs once per round; 100 or more to be quoted.")
+    ] = 100,
+    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before those that count.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of weights, inputs and masks.")] = 0,
+    images: Annotated[
+        str,
+        typer.Option(help="Real images: a data set's name or a folder of pictures. Runs default to their test set."),
+    ] = "",
+    count: Annotated[int, typer.Option(min=1, help="How many real images, one per round.")] = 200,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Also torch.compile, which takes minutes.")] = False,
+    paper_latency: Annotated[bool, typer.Option("--paper-latency", help="The paper's latency table.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency saved against MACs saved: .svg, .png, .pdf.")] = None,
+) -> None:
+    """Latency beside PyTorch, ONNX Runtime, OpenVINO, MNN and ncnn, whichever are installed, in interleaved rounds."""
+    out = Console()
+    if sum((what is not None, bool(backbone), paper_latency)) != 1:
+        raise ConfigError("bench takes one of: a program or run folder, --backbone NAME, --paper-latency")
+    if what is not None and what.is_file():
+        engine = load_engine(what)
+        shape = engine.input_shape
+        found = _random(shape, seed) if not images else _pixels(_images(images, shape), count, shape)
+        program = bench_program(
+            what.name, engine, found.numpy(), images or "random", threads=threads, rounds=rounds, warm_up=warm_up
+        )
+        _write(json, program.to_json())
+        out.print(program)
+        return
+    if paper_latency:
+        plan = random_plan(paper.PAPER_NETWORK, macs=[1 - row.macs for row in paper.PAPER_LATENCY], seed=seed)
+        peers = tuple(peer for peer in PEERS if peer.name == PYTORCH)
+    else:
+        plan = _plan(what, backbone, _shape(size), macs or [], keep or [], seed, images, count)
+        peers = (*PEERS, COMPILED) if compiled else PEERS
+    if None in plan.pools:
+        rounds = max(rounds, len(plan.images))
+    result = run_bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers)
+    table = {"paper_latency": paper.paper_rows(result)} if paper_latency else {}
+    _write(json, {**result.to_json(), **table})
+    out.print(report.table(result), markup=False)
+    if paper_latency:
+        out.print(paper.paper_table(result))
+    if plot is not None:
+        report.plot(result, plot)
+
+
+def _plan(
+    what: Path | None,
+    backbone: str,
+    shape: Shape | None,
+    macs: list[float],
+    keep: list[float],
+    seed: int,
+    images: str,
+    count: int,
+) -> Plan:
+    if what is None:
+        if images:
+            raise ConfigError("--images needs a trained model: cofire bench RUN --images ...")
+        shares = macs or ([] if keep else [0.5])
+        return random_plan(backbone, input_shape=shape, macs=shares, keep=keep, seed=seed)
+    model = load(what)
+    if not isinstance(model, GatedModel):
+        raise ConfigError(f"{what} must hold a gated model, got a plain one; to time its network: --backbone NAME")
+    if macs or keep or shape:
+        raise ConfigError("a run's own gates and images rule: --macs, --keep and --input belong to --backbone")
+    own = model.graph.input_shape
+    found = _images(images, own) if images else read_sets(read_run(what)).test
+    return own_plan(what.name, model, _pixels(found, count, own), found.name)
+
+
+def _shape(text: str) -> Shape | None:
+    if not text:
+        return None
+    try:
+        channels, height, width = (int(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--input must be C,H,W, such as 3,224,224, got {text!r}") from None
+    return channels, height, width
+
+
+def _images(name: str, shape: Shape) -> Images:
+    if Path(name).is_dir():
+        return data.folder(name, size=shape[1], labelled=False)
+    return data.source(name)[1]
+
+
+def _pixels(images: Images, count: int, shape: Shape) -> torch.Tensor:
+    """The first ``count`` images as a network sees them."""
+    found = tuple(images.pixels_NCHW.shape[1:])
+    if found != shape:
+        raise DataError(f"{images.name}: images must have shape {shape}, that of the model, got {found}")
+    few = images.take(slice(count))
+    return few.normalise(few.pixels_NCHW)
+
+
+def _random(shape: Shape, seed: int) -> torch.Tensor:
+    return torch.randn(16, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _write(path: Path | None, value: dict[str, Any]) -> None:
+    if path is not None:
+        write_json(path, {"provenance": provenance(), **value})

@@ -1,0 +1,121 @@
+"""What a bench found: timings of every engine, and the figures that follow from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from cofire.bench.ours import NAME
+from cofire.bench.rounds import Spread, ratio_by_round, ratio_of_medians, spread
+from cofire.units import Units
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One engine at one cost: seconds of each round, and how far its logits were off in the check before."""
+
+    engine: str
+    version: str | None
+    point: int | None
+    """Number of the `Point` whose masks it ran with; None: dense."""
+    error: float
+    """Largest error as a share of the logits' standard deviation."""
+    seconds: list[float]
+
+    @property
+    def spread(self) -> Spread:
+        """Seconds."""
+        return spread(self.seconds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A cost that was measured; shares of the dense MACs."""
+
+    asked: float | None
+    """The share that should remain; None where the model's own gates decided, or a keep rate was given."""
+    keep: float
+    """Uniform keep rate of the random masks, or mean keep rate of the gates' own."""
+    executed_macs_reduction: float
+    heads: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A bench of one network: batch 1, float32."""
+
+    network: str
+    input_shape: tuple[int, int, int]
+    inputs: str
+    masks: str
+    threads: int
+    rounds: int
+    warm_up: int
+    seed: int
+    dense_macs: int
+    units: Units
+    points: tuple[Point, ...]
+    timed: tuple[Timed, ...]
+    left_out: dict[str, str]
+    """Engine -> why it has no timings."""
+
+    def of(self, engine: str, point: int | None) -> Timed | None:
+        """An engine's timings at a point (None: dense), if there are any."""
+        return next((timed for timed in self.timed if (timed.engine, timed.point) == (engine, point)), None)
+
+    @property
+    def fastest_dense(self) -> Timed | None:
+        """The fastest dense engine that is not ours."""
+        others = [timed for timed in self.timed if timed.point is None and timed.engine != NAME]
+        return min(others, key=lambda timed: timed.spread.median, default=None)
+
+    def ratio(self, timed: Timed | None) -> float | None:
+        """Ratio of the medians, to the fastest dense engine."""
+        fastest = self.fastest_dense
+        return None if timed is None or fastest is None else ratio_of_medians(timed.seconds, fastest.seconds)
+
+    def ratio_by_round(self, timed: Timed | None) -> Spread | None:
+        """The same taken round by round."""
+        fastest = self.fastest_dense
+        return None if timed is None or fastest is None else ratio_by_round(timed.seconds, fastest.seconds)
+
+    def reduction(self, timed: Timed) -> float:
+        """Share of the dense MACs that this engine was spared."""
+        return 0.0 if timed.point is None else self.points[timed.point].executed_macs_reduction
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as JSON values. What is asked for most stands on top; of several points, that of the first."""
+        fastest = self.fastest_dense
+        ours = self.of(NAME, 0)
+        own = {"network", "input_shape", "inputs", "masks", "threads", "rounds", "warm_up", "seed", "dense_macs"}
+        return {
+            **{name: value for name, value in vars(self).items() if name in own},
+            "batch": 1,
+            "executed_macs_reduction": self.points[0].executed_macs_reduction if self.points else 0.0,
+            "ratio_to_fastest_dense": self.ratio(ours if self.points else self.of(NAME, None)),
+            "fastest_dense": None if fastest is None else fastest.engine,
+            "points": [
+                {**dataclasses.asdict(point), "ratio_to_fastest_dense": self.ratio(self.of(NAME, number))}
+                for number, point in enumerate(self.points)
+            ],
+            "engines": [self._timed_json(timed) for timed in self.timed],
+            "left_out": self.left_out,
+            "gated": [unit.name for unit in self.units if unit.gated],
+            "not_gated": {unit.name: unit.reason for unit in self.units if not unit.gated},
+        }
+
+    def _timed_json(self, timed: Timed) -> dict[str, Any]:
+        by_round = self.ratio_by_round(timed)
+        return {
+            "engine": timed.engine,
+            "version": timed.version,
+            "dense": timed.point is None,
+            "point": timed.point,
+            "executed_macs_reduction": self.reduction(timed),
+            "error": timed.error,
+            "milliseconds": {name: 1e3 * value for name, value in vars(timed.spread).items()},
+            "ratio_to_fastest_dense": self.ratio(timed),
+            "ratio_by_round": None if by_round is None else vars(by_round),
+            "seconds": [round(value, 7) for value in timed.seconds],
+        }

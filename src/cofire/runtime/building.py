@@ -1,0 +1,204 @@
+"""Ops and buffers under construction; and any arrangement of the buffers' elements as a buffer of its own.
+
+Every element of every buffer has an *id*, and id 0 is the number zero. A tensor of ids, as views, slices, shuffles and
+padding leave it, says all there is to know about such calls, whatever they were and in whatever combination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cofire.runtime.program import Cat, Flatten, Gate, Move, Op, Pair, Shape
+
+
+class ArrangementError(ValueError):
+    """The elements are arranged in a way that cat, move and flatten cannot express."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Channels of one buffer that are moved alike: ``channels`` in the source, ``places`` in the target."""
+
+    buffer: int
+    stride: Pair
+    offset: Pair
+    channels: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+class Builder:
+    """Collects ops; each writes a buffer of its own."""
+
+    def __init__(self, names: set[str]) -> None:
+        """``names`` are taken: no op gets one of them unless it asks for it with ``own_name``."""
+        self.ops: list[Op] = []
+        self.buffers: list[Shape] = []
+        self.firsts: list[int] = []
+        self.num_ids = 1
+        self.names = names
+
+    def buffer(self, shape: tuple[int, ...]) -> int:
+        """The number of a new buffer for a tensor (C, H, W) or (C)."""
+        if len(shape) not in (1, 3):
+            raise ArrangementError(f"a tensor must have the shape (C, H, W) or (C) for one image, got {shape}")
+        channels, height, width = (*shape, 1, 1)[:3]
+        self.buffers.append((channels, height, width))
+        self.firsts.append(self.num_ids)
+        self.num_ids += prod(shape)
+        return len(self.buffers) - 1
+
+    def emit(
+        self,
+        kind: type[Op],
+        name: str,
+        src: tuple[int, ...],
+        shape: tuple[int, ...],
+        gate: Gate | None = None,
+        own_name: bool = False,
+        **attrs: Any,
+    ) -> int:
+        """Append an op and return its buffer."""
+        while name in self.names and not own_name:
+            name += "_"
+        self.names.add(name)
+        dst = self.buffer(shape)
+        self.ops.append(kind(name=name, src=src, dst=dst, gate=gate, **attrs))
+        return dst
+
+    def ids(self, buffer: int, shape: tuple[int, ...]) -> Tensor:
+        """The ids of a buffer's elements, float64 as the walk wants them, seen as ``shape``."""
+        first = self.firsts[buffer]
+        return torch.arange(first, first + prod(shape), dtype=torch.float64).view(shape)
+
+    def gathered(self, ids: Tensor, name: str) -> int:
+        """A buffer with the elements of ``ids``, (C, H, W) or (C): the one that holds them just so, or a new one.
+
+        Raises:
+            ArrangementError: no ops make it.
+        """
+        if ids.ndim not in (1, 3):
+            raise ArrangementError(
+                f"a tensor must have the shape (C, H, W) or (C) for one image, got {tuple(ids.shape)}"
+            )
+        ids = ids.long()
+        target = ids if ids.ndim == 3 else self._flattened(ids, name)[:, None, None]
+        holder = self._owner(target.flatten()[:1]).item()
+        if holder >= 0 and self._holds(int(holder), target):
+            return int(holder)
+        return self._assembled(target, self._parts(target), name)
+
+    def permuted(self, ids_N: Tensor) -> tuple[int, Tensor] | None:
+        """The buffer whose elements these are, each of them once, and where in it each is; None if there is none."""
+        ids_N = ids_N.long()
+        buffer = int(self._owner(ids_N[:1]).item())
+        if buffer < 0 or len(ids_N) != prod(self.buffers[buffer]):
+            return None
+        place_N = ids_N - self.firsts[buffer]
+        return (buffer, place_N) if torch.equal(place_N.sort().values, torch.arange(len(ids_N))) else None
+
+    def _owner(self, ids: Tensor) -> Tensor:
+        """Which buffer holds each id; -1 for the number zero."""
+        return torch.searchsorted(torch.tensor(self.firsts), ids.contiguous(), right=True) - 1
+
+    def _holds(self, buffer: int, target: Tensor) -> bool:
+        shape = self.buffers[buffer]
+        return target.shape == shape and torch.equal(target, self.ids(buffer, shape).long())
+
+    def _flattened(self, ids_N: Tensor, name: str) -> Tensor:
+        """The ids after every map among their buffers was flattened, which keeps the order in memory."""
+        for buffer in self._owner(ids_N).unique().tolist():
+            if buffer < 0 or self.buffers[buffer][1:] == (1, 1):
+                continue
+            size = prod(self.buffers[buffer])
+            inside = (ids_N >= self.firsts[buffer]) & (ids_N < self.firsts[buffer] + size)
+            flat = self.emit(Flatten, name, (buffer,), (size,))
+            ids_N = torch.where(inside, ids_N - self.firsts[buffer] + self.firsts[flat], ids_N)
+        return ids_N
+
+    def _parts(self, target: Tensor) -> list[_Part]:
+        """The target's channels by the buffer they come from and the way they are moved in space."""
+        inside = target > 0
+        owner = self._owner(target)
+        shapes = torch.tensor(self.buffers)[owner.clamp(min=0)]
+        height, width = shapes[..., 1], shapes[..., 2]
+        place = target - torch.tensor(self.firsts)[owner.clamp(min=0)]
+
+        def bounds(values: Tensor) -> tuple[Tensor, Tensor]:
+            rows = values.expand(target.shape)
+            highest = torch.where(inside, rows, -1).flatten(1).amax(1)
+            return torch.where(inside, rows, 2**62).flatten(1).amin(1), highest
+
+        def motion(of_target: Tensor, of_source: Tensor) -> tuple[Tensor, Tensor]:
+            (low, high), (source_low, source_high) = bounds(of_target), bounds(of_source)
+            stride = torch.where(high > low, (source_high - source_low) // (high - low).clamp(min=1), 1)
+            return stride, source_low - low * stride
+
+        rows, columns = (torch.arange(size) for size in target.shape[1:])
+        (stride_h, offset_h), (stride_w, offset_w) = (
+            motion(rows[:, None], place // width % height),
+            motion(columns, place % width),
+        )
+        channel_C, _ = bounds(place // (width * height))
+        keys = torch.stack([bounds(owner)[1], stride_h, stride_w, offset_h, offset_w], 1).tolist()
+        found: dict[tuple[int, ...], list[int]] = {}
+        for at, key in enumerate(keys):
+            if key[0] >= 0:  # else the channel is zero throughout
+                found.setdefault(tuple(key), []).append(at)
+        parts = []
+        for (buffer, sh, sw, oh, ow), places in found.items():
+            channels = tuple(channel_C[places].tolist())
+            part = _Part(buffer, (sh, sw), (oh, ow), channels, tuple(places))
+            if min(sh, sw) < 1 or not torch.equal(self._moved(part, target.shape[1:]), target[places]):
+                raise ArrangementError("it is neither a choice of channels nor a slice, crop or zero padding of a map")
+            parts.append(part)
+        if not parts:
+            raise ArrangementError("it is zero throughout")
+        return parts
+
+    def _moved(self, part: _Part, size: torch.Size) -> Tensor:
+        """The ids that a move would give for a part."""
+        shape = self.buffers[part.buffer]
+        moved = self.ids(part.buffer, shape).long()[list(part.channels)]
+        for dim, (length, stride, offset) in enumerate(zip(size, part.stride, part.offset, strict=True), start=1):
+            at = torch.arange(length) * stride + offset
+            outside = (at < 0) | (at >= shape[dim])
+            moved = moved.index_select(dim, at.clamp(0, shape[dim] - 1)).index_fill(dim, outside.nonzero()[:, 0], 0)
+        return moved
+
+    def _assembled(self, target: Tensor, parts: list[_Part], name: str) -> int:
+        num_channels, height, width = target.shape
+        chosen = [-1] * num_channels
+        if len(parts) == 1:
+            for place, channel in zip(parts[0].places, parts[0].channels, strict=True):
+                chosen[place] = channel
+            return self._move(parts[0], chosen, (height, width), name)
+        buffers: list[int] = []
+        end = 0
+        for part in parts:
+            if self._is_whole(part, (height, width)):
+                buffer, order = part.buffer, part.channels
+            else:
+                buffer, order = self._move(part, part.channels, (height, width), name), tuple(range(len(part.channels)))
+            for place, channel in zip(part.places, order, strict=True):
+                chosen[place] = end + channel
+            end += self.buffers[buffer][0]
+            buffers.append(buffer)
+        cat = self.emit(Cat, name, tuple(buffers), (end, height, width))
+        if chosen == list(range(end)):
+            return cat
+        return self._move(_Part(cat, (1, 1), (0, 0), (), ()), chosen, (height, width), name)
+
+    def _is_whole(self, part: _Part, size: Pair) -> bool:
+        channels, *map_size = self.buffers[part.buffer]
+        still = (part.stride, part.offset, tuple(map_size)) == ((1, 1), (0, 0), size)
+        return still and sorted(part.channels) == list(range(channels))
+
+    def _move(self, part: _Part, channels: Sequence[int], size: Pair, name: str) -> int:
+        attrs = {"channels": tuple(channels), "stride": part.stride, "offset": part.offset}
+        return self.emit(Move, name, (part.buffer,), (len(channels), *size), **attrs)

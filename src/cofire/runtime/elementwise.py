@@ -1,0 +1,76 @@
+"""A function of one element -> scale and shift, or an activation the engine has, found by trying it.
+
+That covers modules, functions and methods, in place or not, of any library, without a list of their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cofire.runtime.program import Act
+
+Function = Callable[[Tensor], Tensor]
+
+_FUNCTIONS: dict[Act, Function] = {
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+    "hardsigmoid": F.hardsigmoid,
+}
+# Both sides of every bend, close to zero and far from it, so that no two functions look alike by chance.
+_PROBE_N = torch.cat(
+    [torch.linspace(-8, 8, 257), torch.tensor([-1e4, -40, -1e-3, -1e-6, 1e-6, 1e-3, 40, 1e4])]
+).double()
+_ZERO, _ONE, _MINUS_ONE = (int((_PROBE_N == value).nonzero()) for value in (0, 1, -1))
+
+
+class Scaling(NamedTuple):
+    """x * scale + shift, float64, per channel."""
+
+    scale_C: Tensor
+    shift_C: Tensor
+
+    @property
+    def is_identity(self) -> bool:
+        return bool((self.scale_C == 1).all()) and not bool(self.shift_C.any())
+
+
+class Bend(NamedTuple):
+    """An activation; ``slope`` is leaky's."""
+
+    act: Act
+    slope: float = 0.0
+
+
+def recognised(function: Function, channels: int, ndim: int) -> Scaling | Bend | None:
+    """What ``function`` does to float64 tensors with ``channels`` channels and ``ndim`` dimensions, batch included.
+
+    None if it is nothing the engine has, or does not run.
+    """
+    x = _PROBE_N.view(-1, *[1] * (ndim - 1)).expand(-1, channels, *[1] * (ndim - 2))
+    try:
+        y = function(x.clone())  # a copy: it may work in place
+    except Exception:
+        return None
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        return None
+    x_NC, y_NC = x.flatten(1), y.double().flatten(1)
+    scaling = Scaling(y_NC[_ONE] - y_NC[_ZERO], y_NC[_ZERO])
+    if _same(y_NC, x_NC * scaling.scale_C + scaling.shift_C):
+        return scaling
+    for act, known in _FUNCTIONS.items():
+        if _same(y_NC, known(x_NC)):
+            return Bend(act)
+    slope = -float(y_NC[_MINUS_ONE, 0])
+    return Bend("leaky", slope) if _same(y_NC, F.leaky_relu(x_NC, slope)) else None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,298 @@
+"""compile(model) -> Engine: a program on the native kernels; images in, outputs out, no PyTorch in between.
+
+Shapes: B images, O filters of a group.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.table import Table
+from torch import Tensor, nn
+
+from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
+from cofire.files import write_atomically, write_text
+from cofire.runtime.lowering import lower
+from cofire.runtime.program import Conv, Program, read, to_bytes
+from cofire.text import rendered
+
+if TYPE_CHECKING:
+    from cofire.runtime import _native
+
+Masks = dict[str, NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of one image went; lists run over ops."""
+
+    names: list[str]
+    algorithms: list[str]
+    milliseconds: list[float]
+    macs: list[int]
+
+    def __str__(self) -> str:
+        return rendered(self.__rich__())
+
+    def __rich__(self) -> Table:
+        table = Table(title=f"{sum(self.milliseconds):.3f} ms, {sum(self.macs):,} MACs", title_justify="left")
+        table.add_column("op")
+        table.add_column("algorithm")
+        for column in ("ms", "MACs", "MACs / ns"):
+            table.add_column(column, justify="right")
+        for name, how, ms, macs in zip(self.names, self.algorithms, self.milliseconds, self.macs, strict=True):
+            table.add_row(name, how, f"{ms:.3f}", f"{macs:,}", f"{macs / max(ms, 1e-9) / 1e6:.1f}")
+        return table
+
+
+class _Last(threading.local):
+    """What a thread's last call left behind, and the masks it forces."""
+
+    batch = 0
+    masks: NDArray[np.uint8] | None = None
+    macs: NDArray[np.int64] | None = None
+    forced: Mapping[str, NDArray[np.uint8]] | None = None
+    heads = False
+
+
+class Engine:
+    """A compiled model. Made by :func:`compile` or :func:`load_program`.
+
+    Calls may come from several threads at once; ``last_masks``, ``last_macs`` and ``force`` are each thread's own.
+    """
+
+    def __init__(self, program: Program, *, tuning: str = "") -> None:
+        self.program = program
+        self._file = to_bytes(program)
+        self._native = _native_engine(self._file, tuning)
+        self.threshold = program.threshold
+        self._groups = {group.name: group.filters for group in program.groups}
+        self._filters = sum(self._groups.values())
+        self._layers = {number: op.name for number, op in enumerate(program.ops) if isinstance(op, Conv)}
+        self._last = _Last()
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image."""
+        return self.program.buffers[self.program.input]
+
+    @property
+    def kernel(self) -> str:
+        """The kernel set that runs: ``v2``, ``v3``, ``v4`` (x86-64 levels), ``base`` or ``ref``."""
+        return self._native.kernel
+
+    @property
+    def tuning(self) -> str:
+        """The algorithm of each op, one word each, as found by timing when the engine was made."""
+        return self._native.tuning
+
+    def __call__(self, x_BCHW: Any, threads: int = 1) -> Any:
+        """The model's output for a batch of images.
+
+        Args:
+            x_BCHW: float32 (B, C, H, W) on the CPU: a torch tensor, a numpy array, or anything with DLPack.
+            threads: one image is split over threads, a batch gives each thread images of its own; at most as many
+                as the machine has cores are used.
+
+        Returns:
+            A tensor for a tensor, else an array.
+        """
+        output = self._run(self._images(x_BCHW), threads)
+        return torch.from_numpy(output) if isinstance(x_BCHW, Tensor) else output
+
+    @property
+    def last_masks(self) -> Masks:
+        """Group -> bool (B, O): the masks of this thread's last call."""
+        if self._last.masks is None:
+            raise ConfigError("last_masks needs a call first: engine(x)")
+        return dict(zip(self._groups, self._by_group(self._last.masks.view(np.bool_), self._last.batch), strict=True))
+
+    @property
+    def last_macs(self) -> dict[str, NDArray[np.int64]]:
+        """Conv or linear layer -> MACs executed in this thread's last call, (B,), counted where the work is done."""
+        if self._last.macs is None:
+            raise ConfigError("last_macs needs a call first: engine(x)")
+        return {name: self._last.macs[:, number] for number, name in self._layers.items()}
+
+    @contextmanager
+    def force(self, masks: Mapping[str, Any], *, heads: bool = False) -> Iterator[None]:
+        """Inside the block this thread's calls run with the masks given, group -> (O,) or (B, O) of 0/1.
+
+        Groups left out decide for themselves. With ``heads=True`` heads are evaluated all the same: what a gated
+        model costs, with masks of your choice.
+        """
+        before = self._last.forced, self._last.heads
+        self._last.forced, self._last.heads = {name: self._mask(name, mask) for name, mask in masks.items()}, heads
+        try:
+            yield
+        finally:
+            self._last.forced, self._last.heads = before
+
+    def logits(self, x_BCHW: Any) -> dict[str, NDArray[np.float32]]:
+        """Group -> (B, O): what the heads say, filter by filter; a filter runs if it is above the threshold."""
+        x = self._images(x_BCHW)
+        found = np.zeros(len(x) * self._filters, np.float32)
+        self._run(x, 1, logits=found)
+        return dict(zip(self._groups, self._by_group(found, len(x)), strict=True))
+
+    def profile(self, x_BCHW: Any, rounds: int = 10) -> Profile:
+        """Time and MACs of each op, means over all images and ``rounds`` passes; one thread."""
+        x = self._images(x_BCHW)
+        seconds = np.zeros(len(self.program.ops))
+        self._run(x, 1)
+        for _ in range(rounds):
+            self._run(x, 1, seconds=seconds)
+        assert self._last.macs is not None
+        return Profile(
+            names=[op.name for op in self.program.ops],
+            algorithms=self.tuning.split(),
+            milliseconds=(1e3 * seconds / (rounds * len(x))).tolist(),
+            macs=self._last.macs.mean(0).astype(int).tolist(),
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the program file, and beside it (``.tuning``) the algorithms found on this machine."""
+        path = Path(path)
+        write_atomically(path, self._file)
+        write_text(_tuning_path(path), f"{_machine()}\n{self.tuning}\n")
+        return path
+
+    def _run(
+        self,
+        x: NDArray[np.float32],
+        threads: int,
+        logits: NDArray[np.float32] | None = None,
+        seconds: NDArray[np.float64] | None = None,
+    ) -> NDArray[np.float32]:
+        if threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {threads}")
+        batch, last = len(x), self._last
+        output = np.empty((batch, *self.program.output_shape), np.float32)
+        last.batch = batch
+        last.masks = np.zeros(batch * self._filters, np.uint8)
+        last.macs = np.zeros((batch, len(self.program.ops)), np.int64)
+        forced, is_forced = self._forced(batch)
+        if batch:
+            how = (threads, float(self.threshold), last.heads)
+            self._native.run(x, output, *how, last.masks, last.macs, logits, seconds, forced, is_forced)
+        return output
+
+    def _images(self, x_BCHW: Any) -> NDArray[np.float32]:
+        if isinstance(x_BCHW, Tensor):
+            if x_BCHW.device.type != "cpu":
+                raise DataError(f"images must be on the CPU, got {x_BCHW.device}; pass x.cpu()")
+            x = x_BCHW.detach().numpy() if x_BCHW.dtype == torch.float32 else x_BCHW
+        else:
+            x = x_BCHW if isinstance(x_BCHW, np.ndarray) else np.from_dlpack(x_BCHW)
+        shape, kind = tuple(x.shape), str(x.dtype)
+        if len(shape) != 4 or shape[1:] != self.input_shape:
+            wanted = ", ".join(map(str, self.input_shape))
+            raise DataError(f"images must have shape (B, {wanted}), got {shape}; compile for another shape if need be")
+        if not kind.endswith("float32"):
+            raise DataError(f"images must be float32, got {kind}; convert them, e.g. x.float()")
+        return np.ascontiguousarray(cast(NDArray[np.float32], x))
+
+    def _mask(self, name: str, mask: Any) -> NDArray[np.uint8]:
+        if name not in self._groups:
+            raise unknown("group", name, self._groups)
+        found = np.asarray(mask.detach().cpu() if isinstance(mask, Tensor) else mask)
+        if found.ndim not in (1, 2) or found.shape[-1] != self._groups[name]:
+            raise ConfigError(f"group {name!r}: mask must have shape (B, {self._groups[name]}), got {found.shape}")
+        return np.atleast_2d(found > 0.5).astype(np.uint8)
+
+    def _forced(self, batch: int) -> tuple[NDArray[np.uint8] | None, list[bool]]:
+        masks = self._last.forced
+        if not masks:
+            return None, []
+        rows = []
+        for name, filters in self._groups.items():
+            mask = masks.get(name, np.zeros((1, filters), np.uint8))
+            if len(mask) not in (1, batch):
+                raise ConfigError(f"group {name!r}: a forced mask must have one row or {batch}, got {len(mask)}")
+            rows.append(np.broadcast_to(mask, (batch, filters)).ravel())
+        return np.concatenate(rows), [name in masks for name in self._groups]
+
+    def _by_group(self, flat: NDArray[Any], batch: int) -> list[NDArray[Any]]:
+        ends = np.cumsum([batch * filters for filters in self._groups.values()])
+        parts = np.split(flat, ends[:-1]) if len(ends) else []
+        return [part.reshape(batch, -1) for part in parts]
+
+
+def compile(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> Engine:
+    """The engine of a model, plain or gated, in eval mode; ``model`` is left alone.
+
+    Each conv is timed here with every algorithm that can run it, a second or two for a large network.
+
+    Args:
+        input_shape: (C, H, W) of an image. Default: the shape a gated model or a registered backbone was made for,
+            else 224 x 224.
+
+    Raises:
+        CompileError: the extension was not built, or the engine has nothing like some call; names it.
+    """
+    return Engine(lower(model, input_shape))
+
+
+def load_program(path: str | Path) -> Engine:
+    """The engine of a program file. The tuning beside it is used if it was made on this kind of machine.
+
+    Otherwise convs are timed anew, and the result is kept beside the file where it can be written.
+    """
+    path = Path(path)
+    program, beside = read(path), _tuning_path(path)
+    try:
+        machine, tuning = beside.read_text().splitlines()
+        known = tuning if machine == _machine() else ""
+    except (OSError, ValueError):
+        known = ""
+    try:
+        engine = Engine(program, tuning=known)
+    except CompileError:
+        if not known:
+            raise
+        engine, known = Engine(program), ""  # the tuning is of another program
+    if not known and not os.environ.get("COFIRE_KERNEL"):
+        try:
+            write_text(beside, f"{_machine()}\n{engine.tuning}\n")
+        except FileError:
+            pass  # a read-only folder: it is timed again next time
+    return engine
+
+
+def _native_engine(file: bytes, tuning: str) -> _native.Engine:
+    try:
+        from cofire.runtime import _native
+    except ImportError as error:
+        raise CompileError(
+            "the native engine was not built: install a C++ compiler (gcc 12 or newer, clang 15 or newer) and the "
+            "Python headers, then install cofire again"
+        ) from error
+    try:
+        return _native.Engine(file, os.environ.get("COFIRE_KERNEL", ""), tuning)
+    except RuntimeError as error:
+        raise CompileError(str(error)) from error
+
+
+def _tuning_path(path: Path) -> Path:
+    return path.with_name(path.name + ".tuning")
+
+
+def _machine() -> str:
+    """What a tuning holds for: the CPU's model and what it can do."""
+    from cofire.runtime import native_features
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = "unknown CPU"
+    return f"{model} {' '.join(native_features() or ())} kernel {os.environ.get('COFIRE_KERNEL', 'best')}"

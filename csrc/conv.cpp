@@ -84,9 +84,12 @@ class Reference final : public AbstractConv {
 
 bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
 
-bool is_winograd(const Op& op) {
-    return op.groups == 1 && op.kernel.h == 3 && op.kernel.w == 3 && op.stride.h == 1 && op.stride.w == 1 &&
-           op.dilation.h == 1 && op.dilation.w == 1;
+// Whether leaves have the tiles F(m, taps per phase of the stride).
+bool is_winograd(int m, const Op& op) {
+    const int taps = (op.kernel.h + op.stride.h - 1) / op.stride.h;
+    return op.groups == 1 && op.kernel.h == op.kernel.w && op.stride.h == op.stride.w && op.stride.h <= 2 &&
+           op.kernel.h >= op.stride.h && op.dilation.h == 1 && op.dilation.w == 1 &&
+           (m == 2 ? taps == 3 : taps >= 2 && taps <= 4);
 }
 
 }  // namespace
@@ -95,10 +98,8 @@ std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
     if (is_depthwise(op, x, y)) return {"depthwise", "ref"};
     std::vector<std::string> found;
     if (op.groups == 1 && y.area() <= 4) found.push_back("dot");
-    if (is_winograd(op) && y.area() > 4) {
-        if (std::min(y.h, y.w) > 8) found.push_back("wino4");
-        if (y.area() <= 28 * 28) found.push_back("wino2");
-    }
+    if (is_winograd(4, op) && std::min(y.h, y.w) > 6) found.push_back("wino4");
+    if (is_winograd(2, op) && y.area() > 4 && y.area() <= 28 * 28) found.push_back("wino2");
     found.push_back("gemm");
     if (op.kernel.h * op.kernel.w > 1 && y.area() <= 16 * 16) found.push_back("im2col");
     found.push_back("ref");
@@ -107,8 +108,8 @@ std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
 
 std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
     if (algorithm == "ref") return std::make_unique<Reference>(op, x, y);
-    if (algorithm == "wino4" && is_winograd(op)) return make_winograd(4, leaf, op, x, y);
-    if (algorithm == "wino2" && is_winograd(op)) return make_winograd(2, leaf, op, x, y);
+    if (algorithm == "wino4" && is_winograd(4, op)) return make_winograd(4, leaf, op, x, y);
+    if (algorithm == "wino2" && is_winograd(2, op)) return make_winograd(2, leaf, op, x, y);
     if (algorithm == "gemm") return make_gemm(false, leaf, op, x, y);
     if (algorithm == "im2col") return make_gemm(true, leaf, op, x, y);
     if (algorithm == "dot" && op.groups == 1) return make_dot(leaf, op, x, y);

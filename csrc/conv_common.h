@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conv.h"
+#include "floats.h"
 
 namespace cofire {
 

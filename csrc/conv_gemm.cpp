@@ -67,7 +67,7 @@ class Gemm final : public AbstractConv {
                            op.padding.top == 0 && op.padding.left == 0;
         source_size_ = as_is ? x.area() : columns ? taps_ * up(y.area(), kLine) : odd_lines(phases_.size());
         copies_ = !as_is;
-        const bool gapless = as_is || columns || phases_.pitch() == y.w;
+        const bool gapless = as_is || columns || y.h == 1 || phases_.pitch() == y.w;
         pitch_ = gapless ? y.area() : phases_.pitch();
         lines_ = gapless ? 1 : y.h;
         length_ = gapless ? y.area() : y.w;
@@ -193,7 +193,7 @@ class Gemm final : public AbstractConv {
     const Phases phases_;
     const int taps_, in_per_group_, out_per_group_;
     const int64_t ldw_;
-    std::vector<float> weights_;
+    Floats weights_;
     bool copies_;
     int64_t source_size_;           // floats of one input in the table's x
     int pitch_, lines_, length_;  // output lines as the sums lie: one line without gaps, or y.h lines of `length_`
@@ -214,7 +214,6 @@ class Dot final : public AbstractConv {
         if (member.first()) gather(call, columns, call.room + y_.area() * ldx());
         member.meet();
         const Range mine = member.share(call.n_out);
-        std::vector<float> unused;
         float sums[4];
         for (int f = mine.begin; f < mine.end; ++f) {
             const int o = call.out[f];

@@ -1,4 +1,7 @@
-// 3x3 convs of stride 1 in the Winograd domain.
+// Convs in the Winograd domain, of stride 1 or 2.
+//
+// A conv of stride 2 is a sum of four of stride 1, one for each phase of the input, with kernels of about half the size: every
+// input counts as four here. A phase with fewer taps has no products at infinity, the last row or column of positions.
 //
 // Tile rows are taken in blocks whose transformed inputs stay in the L2 cache; filters in chunks whose products do. Within a
 // chunk the tile positions come first: then a position's inputs stay in the L1 cache while its weights stream by once.
@@ -11,48 +14,80 @@ namespace {
 constexpr int64_t kInputs = 160 * 1024;   // floats of transformed inputs in a block
 constexpr int64_t kProducts = 40 * 1024;  // floats of products in a chunk
 
-// G of F(2, 3) and F(4, 3)
-constexpr double kG2[4][3] = {{1, 0, 0}, {0.5, 0.5, 0.5}, {0.5, -0.5, 0.5}, {0, 0, 1}};
-constexpr double kG4[6][3] = {{1. / 4, 0, 0},             {-1. / 6, -1. / 6, -1. / 6}, {-1. / 6, 1. / 6, -1. / 6},
-                              {1. / 24, 1. / 12, 1. / 6}, {1. / 24, -1. / 12, 1. / 6}, {0, 0, 1}};
+constexpr double kPoints[] = {0, 1, -1, 2, -2, 0.5};  // as in kernels/winograd.cpp
+
+// Weights of one dimension -> their factors at each point and at infinity.
+std::vector<std::vector<double>> weight_matrix(Toom toom) {
+    std::vector<std::vector<double>> g(toom.a(), std::vector<double>(toom.r));
+    for (int i = 0; i < toom.a() - 1; ++i) {
+        double power = 1;
+        for (int p = 0; p < toom.a() - 1; ++p)
+            if (p != i) power /= kPoints[i] - kPoints[p];
+        for (int k = 0; k < toom.r; ++k) g[i][k] = power, power *= kPoints[i];
+    }
+    g[toom.a() - 1][toom.r - 1] = 1;
+    return g;
+}
+
+// The taps of one dimension that read one phase of the input.
+struct Taps {
+    int start;                 // input coordinate that the first of them reads for output 0
+    std::vector<int> numbers;  // of the kernel
+};
+
+std::vector<Taps> taps_by_phase(int kernel, int stride, int padding) {
+    std::vector<Taps> found(stride);
+    for (int k = 0; k < kernel; ++k) {
+        Taps& taps = found[k % stride];
+        if (taps.numbers.empty()) taps.start = k - padding;
+        taps.numbers.push_back(k);
+    }
+    return found;
+}
 
 class Winograd final : public AbstractConv {
    public:
-    Winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y)
-        : m_(m),
-          positions_((m + 2) * (m + 2)),
+    Winograd(Toom toom, const Leaf& leaf, const Op& op, Shape x, Shape y)
+        : toom_(toom),
+          positions_(toom.a() * toom.a()),
           leaf_(leaf),
           op_(op),
           x_(x),
           y_(y),
-          across_((y.w + m - 1) / m),
-          down_((y.h + m - 1) / m),
-          ldw_(odd_lines(x.c)),
-          weights_(positions_ * y.c * ldw_ + kSlack) {
+          across_((y.w + toom.m - 1) / toom.m),
+          down_((y.h + toom.m - 1) / toom.m) {
+        for (const Taps& rows : taps_by_phase(op.kernel.h, op.stride.h, op.padding.top))
+            for (const Taps& columns : taps_by_phase(op.kernel.w, op.stride.w, op.padding.left))
+                phases_.push_back({rows, columns});
+        ldw_ = odd_lines(int64_t(phases_.size()) * x.c);
+        weights_ = Floats(positions_ * y.c * ldw_ + kSlack);
+        const auto g = weight_matrix(toom);
         for (int o = 0; o < y.c; ++o)
-            for (int i = 0; i < x.c; ++i) transform(op.weight + (int64_t(o) * x.c + i) * 9, o, i);
+            for (int phase = 0; phase < int(phases_.size()); ++phase)
+                for (int i = 0; i < x.c; ++i) transform(g, phase, o, i);
     }
 
-    const char* name() const override { return m_ == 4 ? "wino4" : "wino2"; }
+    const char* name() const override { return toom_.m == 4 ? "wino4" : "wino2"; }
 
     int64_t room(int threads) const override {
-        return offsets_room() + (apart(threads) ? threads : 1) * inputs_room() + threads * (products_room() + line_room());
+        return tables_room() + (apart(threads) ? threads : 1) * inputs_room() + threads * (products_room() + line_room());
     }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
         // With a block for each member there is nothing to wait for; else the team shares every block's inputs.
         const bool alone = apart(member.threads);
         const Member team = alone ? Member{0, 1, nullptr} : member;
+        const int inputs = call.n_in * int(phases_.size());
         Block block;
-        block.offsets = reinterpret_cast<int*>(call.room);
-        block.v = call.room + offsets_room() + (alone ? member.thread * inputs_room() : 0);
-        block.products = call.room + offsets_room() + (alone ? member.threads : 1) * inputs_room() +
+        block.tables = reinterpret_cast<int*>(call.room);
+        block.v = call.room + tables_room() + (alone ? member.thread * inputs_room() : 0);
+        block.products = call.room + tables_room() + (alone ? member.threads : 1) * inputs_room() +
                          member.thread * (products_room() + line_room());
         block.line = block.products + products_room();
-        const int rows = block_rows(call.n_in, member.threads);
+        const int rows = block_rows(inputs, member.threads);
         block.ldv = odd_lines(int64_t(rows) * across_);
-        if (member.first())
-            for (int k = 0; k < call.n_in; ++k) block.offsets[k] = int(k * block.ldv);
+        block.position = (inputs + 1) * block.ldv;
+        if (member.first()) fill_tables(call, block);
         member.meet();
         int64_t macs = 0;
         for (block.row = 0; block.row < down_; block.row += rows) {
@@ -67,53 +102,95 @@ class Winograd final : public AbstractConv {
     }
 
    private:
+    struct Phase {
+        Taps rows, columns;
+    };
+
     struct Block {
         int row, rows;  // of tiles
-        int* offsets;   // of each input's tiles in v
-        float* v;       // transformed inputs (position, input, tile)
-        int64_t ldv;
+        int* tables;    // see Table
+        float* v;       // transformed inputs (position, input of a phase, tile)
+        int64_t ldv, position;
         float* products;  // (filter, position, tile)
         float* line;
     };
 
-    void transform(const float* g, int o, int i) {
-        const int a = m_ + 2;
-        const auto row = [&](int p) { return m_ == 4 ? kG4[p] : kG2[p]; };
-        double half[6][3];
-        for (int p = 0; p < a; ++p)
-            for (int x = 0; x < 3; ++x) half[p][x] = row(p)[0] * g[x] + row(p)[1] * g[3 + x] + row(p)[2] * g[6 + x];
-        for (int p = 0; p < a; ++p)
-            for (int q = 0; q < a; ++q) {
-                const double u = half[p][0] * row(q)[0] + half[p][1] * row(q)[1] + half[p][2] * row(q)[2];
-                weights_[((p * a + q) * int64_t(y_.c) + o) * ldw_ + i] = float(u);
+    // Which weights meet which inputs at a position; there are up to four kinds of positions.
+    struct Table {
+        int *weights, *offsets, *count;
+    };
+
+    void transform(const std::vector<std::vector<double>>& g, int phase, int o, int i) {
+        const float* kernel = op_.weight + (int64_t(o) * x_.c + i) * op_.kernel.h * op_.kernel.w;
+        const std::vector<int>&rows = phases_[phase].rows.numbers, &columns = phases_[phase].columns.numbers;
+        for (int p = 0; p < toom_.a(); ++p)
+            for (int q = 0; q < toom_.a(); ++q) {
+                double sum = 0;
+                for (size_t r = 0; r < rows.size(); ++r)
+                    for (size_t c = 0; c < columns.size(); ++c)
+                        sum += g[p][r] * g[q][c] * kernel[rows[r] * op_.kernel.w + columns[c]];
+                weights_[((p * toom_.a() + q) * int64_t(y_.c) + o) * ldw_ + phase * x_.c + i] = float(sum);
             }
+    }
+
+    int kind(int position) const {
+        const int last = toom_.a() - 1;
+        return phases_.size() == 1 ? 0 : (position / toom_.a() == last) * 2 + (position % toom_.a() == last);
+    }
+
+    Table table(const Block& block, int kind) const {
+        int* begin = block.tables + kind * (2 * up(int64_t(phases_.size()) * x_.c, kLine) + kLine);
+        return {begin + kLine, begin + kLine + up(int64_t(phases_.size()) * x_.c, kLine), begin};
+    }
+    int64_t tables_room() const { return 4 * (2 * up(int64_t(phases_.size()) * x_.c, kLine) + kLine); }
+
+    void fill_tables(const ConvCall& call, const Block& block) const {
+        for (int kind = 0; kind < (phases_.size() == 1 ? 1 : 4); ++kind) {
+            const Table table = this->table(block, kind);
+            int n = 0;
+            for (int phase = 0; phase < int(phases_.size()); ++phase) {
+                const bool rows = kind < 2 || int(phases_[phase].rows.numbers.size()) == toom_.r;
+                const bool columns = kind % 2 == 0 || int(phases_[phase].columns.numbers.size()) == toom_.r;
+                if (!rows || !columns) continue;
+                for (int k = 0; k < call.n_in; ++k, ++n) {
+                    table.weights[n] = phase * x_.c + call.in[k];
+                    table.offsets[n] = int((phase * call.n_in + k) * block.ldv);
+                }
+            }
+            *table.count = n;
+        }
     }
 
     bool apart(int threads) const { return threads > 1 && down_ / threads * across_ >= 24; }
 
-    // Floats of transformed inputs; n_in + 1: room between positions, so that they do not fall on each other in the cache
-    int64_t inputs_size(int n_in, int rows) const { return positions_ * (n_in + 1) * odd_lines(int64_t(rows) * across_); }
+    // Floats of transformed inputs; + 1: room between positions, so that they do not fall on each other in the cache
+    int64_t inputs_size(int inputs, int rows) const { return positions_ * (inputs + 1) * odd_lines(int64_t(rows) * across_); }
 
-    // Tile rows in a block: as many as fit the cache, evenly over the blocks.
-    int block_rows(int n_in, int threads) const {
+    // Tile rows in a block: as many as fit the cache, but no fewer than make a cache line; evenly over the blocks.
+    int block_rows(int inputs, int threads) const {
         int rows = apart(threads) ? (down_ + threads - 1) / threads : down_;
-        while (rows > 1 && inputs_size(n_in, rows) > kInputs) --rows;
+        while (rows > fewest_rows() && inputs_size(inputs, rows) > kInputs) --rows;
         int blocks = (down_ + rows - 1) / rows;
         if (apart(threads)) blocks = int(up(blocks, threads));
         return (down_ + blocks - 1) / blocks;
     }
 
-    int64_t offsets_room() const { return up(x_.c, kLine); }
-    int64_t inputs_room() const { return std::max(kInputs, inputs_size(x_.c, 1)) + kSlack; }
+    int fewest_rows() const { return std::min(std::max(kLine / across_, 1), down_); }
+    int64_t inputs_room() const {
+        return std::max(kInputs, inputs_size(x_.c * int(phases_.size()), fewest_rows())) + kSlack;
+    }
     int64_t products_room() const {
         return kProducts + kMaxRows * positions_ * odd_lines(int64_t(across_) * down_) + kSlack;
     }
-    int64_t line_room() const { return up(wino_room(m_, across_, down_), kLine) + int64_t(m_) * m_ * across_ * down_ + kSlack; }
+    int64_t line_room() const { return up(wino_room(toom_, across_, down_), kLine) + int64_t(toom_.m) * toom_.m * across_ * down_ + kSlack; }
 
     void transform_inputs(const ConvCall& call, Range inputs, const Block& block) const {
-        for (int k = inputs.begin; k < inputs.end; ++k)
-            leaf_.wino_input(m_, call.x + int64_t(call.in[k]) * x_.area(), x_, op_.padding.top, op_.padding.left, across_,
-                             block.row, block.rows, block.line, block.v + k * block.ldv, (call.n_in + 1) * block.ldv);
+        for (int phase = 0; phase < int(phases_.size()); ++phase) {
+            const Window window{phases_[phase].rows.start, phases_[phase].columns.start, op_.stride.h};
+            for (int k = inputs.begin; k < inputs.end; ++k)
+                leaf_.wino_input(toom_, call.x + int64_t(call.in[k]) * x_.area(), x_, window, across_, block.row, block.rows,
+                                 block.line, block.v + (phase * call.n_in + k) * block.ldv, block.position);
+        }
     }
 
     int64_t multiply(const ConvCall& call, Range filters, const Block& block) const {
@@ -124,7 +201,8 @@ class Winograd final : public AbstractConv {
         for (int begin = filters.begin; begin < filters.end; begin += fit) {
             const int end = std::min(begin + fit, filters.end);
             for (int p = 0; p < positions_; ++p) {
-                const float* v = block.v + p * (call.n_in + 1) * block.ldv;
+                const float* v = block.v + p * block.position;
+                const Table table = this->table(block, kind(p));
                 const float *rows[kMaxRows], *ahead[kMaxRows];
                 for (int f = begin, size; f < end; f += size) {
                     size = group_size(end - f);
@@ -134,7 +212,7 @@ class Winograd final : public AbstractConv {
                         const int next = last ? std::min(begin + (f + size + r - end), end - 1) : f + size + r;
                         ahead[r] = weight_row(last && p + 1 < positions_ ? p + 1 : p, call.out[next]);
                     }
-                    leaf_.gemm(rows, size, call.in, block.offsets, call.n_in, v, tiles,
+                    leaf_.gemm(rows, size, table.weights, table.offsets, *table.count, v, tiles,
                                block.products + (f - begin) * per_filter + p * block.ldv, per_filter, ahead);
                 }
             }
@@ -148,27 +226,29 @@ class Winograd final : public AbstractConv {
     // Products -> pixels of filter o; returns the MACs that a direct conv takes for them.
     int64_t put(const ConvCall& call, int o, const Block& block, const float* products) const {
         float* pixels = block.line;
-        leaf_.wino_output(m_, products, block.ldv, across_, block.rows, y_.w, pixels);
-        const int first = block.row * m_, n = std::min(block.rows * m_, y_.h - first) * y_.w;
+        leaf_.wino_output(toom_, products, block.ldv, across_, block.rows, y_.w, pixels);
+        const int first = block.row * toom_.m, n = std::min(block.rows * toom_.m, y_.h - first) * y_.w;
         const int64_t at = int64_t(o) * y_.area() + int64_t(first) * y_.w;
         leaf_.finish(pixels, n, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
                      call.peak ? call.peak + o : nullptr);
-        return int64_t(call.n_in) * 9 * n;
+        return int64_t(call.n_in) * op_.kernel.h * op_.kernel.w * n;
     }
 
-    const int m_, positions_;
+    const Toom toom_;
+    const int positions_;
     const Leaf& leaf_;
     const Op& op_;
     const Shape x_, y_;
     const int across_, down_;  // tiles
-    const int64_t ldw_;
-    std::vector<float> weights_;  // (position, filter, input)
+    std::vector<Phase> phases_;
+    int64_t ldw_;
+    Floats weights_;  // (position, filter, input of a phase)
 };
 
 }  // namespace
 
 std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return std::make_unique<Winograd>(m, leaf, op, x, y);
+    return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, leaf, op, x, y);
 }
 
 }  // namespace cofire

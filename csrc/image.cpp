@@ -46,12 +46,15 @@ void Channels::list_on() {
 }
 
 Image::Image(const Prepared& prepared, int threads)
-    : prepared_(prepared), arena_(prepared.plan.arena + kSlack), room_(prepared.room(threads)), macs_(threads * kLine) {
+    : prepared_(prepared),
+      arena_(prepared.plan.arena + kSlack),
+      room_(prepared.room(threads)),
+      pooled_(up(widest(prepared.program), kLine) + kSlack),
+      softmax_(threads * pooled_.size()),
+      logits_(pooled_.size()),
+      macs_(threads * kLine) {
     const Program& program = prepared.program;
     const int most = widest(program);
-    pooled_.resize(up(most, kLine) + kSlack);
-    softmax_.resize(threads * (up(most, kLine) + kSlack));
-    logits_.resize(most + kSlack);
     all_.resize(most);
     std::iota(all_.begin(), all_.end(), 0);
     int64_t peaks = 0;
@@ -189,7 +192,7 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         pool_source(op, member);
         member.meet();
         // Each member makes the softmax for itself: cheaper than to wait for it.
-        float* input = softmax_.data() + member.thread * (up(inputs, kLine) + kSlack);
+        float* input = softmax_.data() + member.thread * pooled_.size();
         std::copy_n(pooled_.data(), inputs, input);
         if (op.head.softmax) {
             const float top = *std::max_element(input, input + inputs);

@@ -7,6 +7,7 @@
 
 #include "conv.h"
 #include "engine.h"
+#include "floats.h"
 #include "plan.h"
 
 namespace cofire {
@@ -61,7 +62,8 @@ class Image {
     float* peaks(int buffer, int thread) { return peaks_.data() + peak_offsets_[buffer] + int64_t(thread) * shape(buffer).c; }
 
     const Prepared& prepared_;
-    std::vector<float> arena_, room_, peaks_, pooled_, softmax_, logits_;
+    Floats arena_, room_, pooled_, softmax_, logits_;
+    std::vector<float> peaks_;
     std::vector<int64_t> peak_offsets_, macs_;  // macs_: per member, of the op that runs
     std::vector<Channels> live_, masks_;        // per buffer, per group
     std::vector<int> all_;                      // 0, 1, 2, ...

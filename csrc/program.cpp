@@ -19,7 +19,8 @@ namespace cofire {
 
 namespace {
 
-// Limits keep every index that an engine computes within an int: positions on a padded map stay below 2^23.
+// Limits keep every position that an engine computes along one axis below 2^23, and every map and window, padding
+// included, within an int.
 constexpr int64_t kVersion = 1;
 constexpr size_t kMaxHeader = size_t(64) << 20;    // bytes
 constexpr int64_t kMaxSide = int64_t(1) << 20;     // channels, rows, columns, strides, ...
@@ -295,6 +296,29 @@ void check_pool_axis(const Axis& axis, const Where& where) {
     if (empty) where.fail("each window must contain an element of the map, along the " + std::string(axis.name));
 }
 
+// Engines may write the padded map out, so it is limited like any other; and so is a window, padding and gaps included.
+void check_padded(const std::array<Axis, 2>& axes, int channels, const Where& where) {
+    std::array<int64_t, 2> padded{}, window{};
+    for (size_t i = 0; i < 2; ++i) {
+        padded[i] = axes[i].size + axes[i].before + axes[i].after;
+        window[i] = axes[i].dilation * (axes[i].kernel - 1) + 1;
+    }
+    if (padded[0] * padded[1] > kMaxBuffer / channels)
+        where.fail("the padded map must have at most " + std::to_string(kMaxBuffer) + " elements, got " +
+                   list(std::vector<int64_t>{channels, padded[0], padded[1]}));
+    if (window[0] * window[1] > kMaxBuffer)
+        where.fail("a window must span at most " + std::to_string(kMaxBuffer) + " elements, got " +
+                   list(std::vector<int64_t>{window[0], window[1]}));
+}
+
+// A stride between one output and none, or a dilation between one tap and none, means nothing and may be huge: 1 then.
+void drop_unused(Op* op, const Shape& dst) {
+    if (dst.h == 1) op->stride.h = 1;
+    if (dst.w == 1) op->stride.w = 1;
+    if (op->kernel.h == 1) op->dilation.h = 1;
+    if (op->kernel.w == 1) op->dilation.w = 1;
+}
+
 // ---- The program ----
 
 class Loader {
@@ -382,6 +406,7 @@ class Loader {
         op.name = name.text();
         op.kind = Kind(choice(kind, where, "kind", kKinds));
         op.dst = buffer(dst, where, "dst");
+        if (op.dst == program_.input) where.fail("dst must not be the program's input, got " + std::to_string(op.dst));
         for (JsonValue item : items(src, where, "src")) op.src.push_back(buffer(item, where, "each of src"));
         for (int i : op.src)
             if (!written_[size_t(i)]) where.fail("src " + std::to_string(i) + " must be written before it is read");
@@ -430,6 +455,8 @@ class Loader {
             where.fail("groups must divide the channels " + std::to_string(src.c) + " and " + std::to_string(dst.c) +
                        ", got " + std::to_string(op->groups));
         for (const Axis& axis : axes(*op, src, dst)) check_conv_axis(axis, where);
+        check_padded(axes(*op, src, dst), src.c, where);
+        drop_unused(op, dst);
         if (op->residual) {
             same_shape(shape(op->src[1]), dst, "the residual's shape", where);
             if (op->act == Act::sigmoid || op->act == Act::hardsigmoid)
@@ -486,6 +513,7 @@ class Loader {
         op->offset = pair(offset, where, "offset", -kMaxSide);
         if ((dst.h - 1) * int64_t(op->stride.h) > kMaxReach || (dst.w - 1) * int64_t(op->stride.w) > kMaxReach)
             where.fail("stride times output size must be at most " + std::to_string(kMaxReach));
+        drop_unused(op, dst);
     }
 
     void pool(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
@@ -510,6 +538,8 @@ class Loader {
             else if (axis.kernel != 1 || axis.stride != 1 || axis.dilation != 1 || axis.before != 0 || axis.after != 0)
                 where.fail("an adaptive pool must have kernel, stride and dilation 1 and padding 0");
         }
+        check_padded(axes(*op, src, dst), src.c, where);
+        drop_unused(op, dst);
     }
 
     void flatten(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
@@ -528,10 +558,10 @@ class Loader {
         if (op->act != Act::leaky && op->slope != 0) wrong(slope, where, "slope", "0 where act is not leaky");
     }
 
-    // A buffer is written once, by an op that does not read it; a conv may add to its residual in place.
+    // A buffer is written once, by an op that does not read it; a conv may add to its residual in place. The kind must
+    // have been read.
     void check_dst(const Op& op, const Where& where) const {
         const std::string dst = "dst " + std::to_string(op.dst);
-        if (op.dst == program_.input) where.fail(dst + " must not be the program's input");
         if (op.residual && op.dst == op.src[1] && op.dst != op.src[0]) return;
         if (std::find(op.src.begin(), op.src.end(), op.dst) != op.src.end())
             where.fail(dst + " must not be in src, but for a conv's residual");

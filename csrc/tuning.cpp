@@ -34,11 +34,11 @@ struct Trial {
     const Op& op;
     Shape x, y;
     std::vector<int> in, out;
-    std::vector<float> input, output;
+    Floats input, output;
     std::vector<float>* flood;  // written between tries to empty the cache; null if the program fits
 
     double time(const AbstractConv& conv) {
-        std::vector<float> room(conv.room(1));
+        Floats room(conv.room(1));
         Barrier barrier(1);
         ConvCall call{input.data(), in.data(), int(in.size()), out.data(), int(out.size()), output.data(), nullptr, nullptr,
                       room.data()};
@@ -84,8 +84,7 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
         if (best.empty()) {
             best = names[0];
             const double keep = op.group >= 0 ? kKeep : 1;
-            Trial trial{op, x, y, some(x.c, keep), some(y.c, keep), std::vector<float>(x.size() + kSlack, 0.5f),
-                        std::vector<float>(y.size() + kSlack), flood.empty() ? nullptr : &flood};
+            Trial trial{op, x, y, some(x.c, keep), some(y.c, keep), Floats(x.size() + kSlack), Floats(y.size() + kSlack), flood.empty() ? nullptr : &flood};
             double least = std::numeric_limits<double>::infinity();
             for (size_t i = 0; names.size() > 1 && i < names.size(); ++i) {
                 const double seconds = trial.time(*make_conv(names[i], leaf, op, x, y));

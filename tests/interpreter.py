@@ -1,8 +1,8 @@
 """What a program means, in plain torch: docs/program.md line by line, and the oracle for every engine.
 
-Strict: a channel that is not live holds NaN in memory, so that whoever reads it as anything but zero is found out; ops may
-read only what was written and write only what they may. Computes in the dtype of the images: pass float64 for a reference
-without rounding.
+Strict: a channel that is not live holds NaN in memory, so that whoever reads it as anything but zero is found out; ops
+may read only what was written and write only what they may. Computes in the dtype of the images: pass float64 for a
+reference without rounding.
 
 Shapes: B images, C channels, O filters.
 """

@@ -62,7 +62,7 @@ void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk,
         case 2:
             return rows_of<2, 5>(w, wk, xk, nk, x, n, out, ldo, ahead);
         case 3:
-            return rows_of<3, 4>(w, wk, xk, nk, x, n, out, ldo, ahead);
+            return rows_of<3, 3>(w, wk, xk, nk, x, n, out, ldo, ahead);
         case 4:
             return rows_of<4, 3>(w, wk, xk, nk, x, n, out, ldo, ahead);
         case 5:

@@ -15,6 +15,17 @@ namespace cofire {
 constexpr int kSlack = 64;    // floats of room after every array that a leaf walks
 constexpr int kMaxRows = 6;   // filters that one call of gemm takes
 
+// Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 3), (4, 2), (4, 3) and (4, 4).
+struct Toom {
+    int m, r;
+    int a() const { return m + r - 1; }
+};
+
+// Every `stride`-th pixel of a plane from (y, x) on, which may lie outside; outside is zero.
+struct Window {
+    int y, x, stride;
+};
+
 struct Leaf {
     const char* name;
     int lanes;  // floats in a vector
@@ -24,12 +35,12 @@ struct Leaf {
     void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
                  int64_t ldo, const float* const* ahead);
 
-    // Winograd F(m x m, 3 x 3), m = 2 or 4, a = m + 2. Takes the tile rows [row, row + rows) of one plane; tiles are counted along
-    // rows, `across` to a row. v[p * ldv + tile] for the a * a positions p. `room`: wino_room() floats.
-    void (*wino_input)(int m, const float* plane, Shape shape, int top, int left, int across, int row, int rows, float* room,
-                       float* v, int64_t ldv);
+    // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles are counted
+    // along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p. `room`: wino_room() floats.
+    void (*wino_input)(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
+                       float* room, float* v, int64_t ldv);
     // y[i] = the rows * m lines of `width` pixels that the tiles u[p * ldu + tile] make.
-    void (*wino_output)(int m, const float* u, int64_t ldu, int across, int rows, int width, float* y);
+    void (*wino_output)(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 
     // y = act(x + bias [+ residual]); the largest y goes into *peak if that is larger. x, residual and y may be the same memory.
     void (*finish)(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
@@ -44,8 +55,8 @@ struct Leaf {
 };
 
 // Room for the tile rows of one plane.
-inline int64_t wino_room(int m, int across, int rows) {
-    return int64_t(m) * (m + 2) * ((rows + 1) * int64_t(across) + kSlack) + int64_t(m) * across + 2 * kSlack;
+inline int64_t wino_room(Toom toom, int across, int rows) {
+    return int64_t(toom.m) * toom.a() * ((rows + 1) * int64_t(across) + kSlack) + int64_t(toom.m) * across + 3 * kSlack;
 }
 
 // The best set for this CPU, or the named one; null if it is not there.

@@ -8,9 +8,9 @@ namespace COFIRE_ISA {
 
 void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
           int64_t ldo, const float* const* ahead);
-void wino_input(int m, const float* plane, Shape shape, int top, int left, int across, int row, int rows, float* room,
+void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
                 float* v, int64_t ldv);
-void wino_output(int m, const float* u, int64_t ldu, int across, int rows, int width, float* y);
+void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
 void dot(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
 void maximum(const float* x, int n, float* y);

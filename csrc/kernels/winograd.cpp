@@ -1,8 +1,8 @@
-// Winograd F(2x2, 3x3) and F(4x4, 3x3): planes to tiles and back, eight tiles (a vector) at a time.
+// Winograd: planes to tiles and back, a vector of tiles at a time.
 //
 // A plane is first split by phase: element (i, j) of every tile lies in one row-major array over tiles, so that the
-// transforms need no gathers. Tiles overlap by two; columns m and m + 1 of a tile are columns 0 and 1 of its right neighbour and
-// get arrays of their own, rows m and m + 1 are read one tile row further down.
+// transforms need no gathers. Tiles overlap by r - 1: the last columns of a tile are the first of its right neighbour and
+// get arrays of their own, the last rows are read one tile row further down.
 #include "leaves.h"
 #include "vec.h"
 
@@ -11,101 +11,145 @@ namespace COFIRE_ISA {
 
 namespace {
 
-// One line of pixels, already padded, into its m + 2 phase arrays. Four tiles at a time; writes up to three too many, which the
-// next line overwrites.
-template <int M>
+// One line of pixels, already padded, into its phase arrays, four tiles at a time. Columns from M on are stored as the
+// neighbour's first, one place to the left. Writes one too many in front and up to three behind, the latter for the next line to
+// overwrite, the former for the caller to mend.
+template <int M, int R>
 void split_line(const float* line, int across, float* phases, int64_t ldp) {
     for (int tile = 0; tile < across; tile += 4) {
         const float* from = line + tile * M;
-        float* to = phases + tile;
+        vec4 column[4] = {load4(from), load4(from + 4)};
         if constexpr (M == 4) {
-            vec4 a = load4(from), b = load4(from + 4), c = load4(from + 8), d = load4(from + 12);
-            transpose4(a, b, c, d);
-            store4(to, a);
-            store4(to + ldp, b);
-            store4(to + 2 * ldp, c);
-            store4(to + 3 * ldp, d);
-            a = load4(from + 4), b = load4(from + 8), c = load4(from + 12), d = load4(from + 16);
-            transpose4(a, b, c, d);
-            store4(to + 4 * ldp, a);
-            store4(to + 5 * ldp, b);
+            column[2] = load4(from + 8), column[3] = load4(from + 12);
+            transpose4(column[0], column[1], column[2], column[3]);
         } else {
-            for (int half = 0; half < 2; ++half) {
-                const vec4 a = load4(from + 2 * half), b = load4(from + 2 * half + 4);
-                store4(to + (2 * half) * ldp, __builtin_shuffle(a, b, mask4{0, 2, 4, 6}));
-                store4(to + (2 * half + 1) * ldp, __builtin_shuffle(a, b, mask4{1, 3, 5, 7}));
+            const vec4 even = __builtin_shuffle(column[0], column[1], mask4{0, 2, 4, 6});
+            column[1] = __builtin_shuffle(column[0], column[1], mask4{1, 3, 5, 7});
+            column[0] = even;
+        }
+        for (int j = 0; j < M; ++j) store4(phases + j * ldp + tile, column[j]);
+        for (int j = 0; j < R - 1; ++j) store4(phases + (M + j) * ldp + tile - 1, column[j]);
+    }
+}
+
+// The matrices of F(M, R), from the points 0, 1, -1, 2, -2, 1/2 and infinity: inputs are multiplied by B', products by A'.
+template <int M, int R>
+struct Matrices {
+    static constexpr int A = M + R - 1;
+    float b[A][A] = {}, a[M][A] = {};
+
+    constexpr Matrices() {
+        constexpr float points[] = {0, 1, -1, 2, -2, 0.5f};
+        for (int i = 0; i < A; ++i) {
+            // the polynomial whose roots are all points but the i-th; infinity, the last, is no root
+            b[i][0] = 1;
+            int degree = 0;
+            for (int p = 0; p < A - 1; ++p) {
+                if (p == i) continue;
+                ++degree;
+                for (int k = degree; k >= 0; --k) b[i][k] = (k > 0 ? b[i][k - 1] : 0) - points[p] * b[i][k];
             }
         }
+        for (int i = 0; i < A - 1; ++i) {
+            float power = 1;
+            for (int j = 0; j < M; ++j) a[j][i] = power, power *= points[i];
+        }
+        a[M - 1][A - 1] = 1;
+    }
+};
+
+// out = matrix * d, with the zeros of the matrix left out by the compiler
+template <int Rows, int Columns>
+inline __attribute__((always_inline)) void multiply(const float (&matrix)[Rows][Columns], const vec* d, vec* out, int step) {
+#pragma GCC unroll 8
+    for (int i = 0; i < Rows; ++i) {
+        vec sum = {};
+#pragma GCC unroll 8
+        for (int k = 0; k < Columns; ++k)
+            if (matrix[i][k] != 0) sum += matrix[i][k] * d[k];
+        out[i * step] = sum;
     }
 }
 
-// One-dimensional transforms, in place in d[0], d[step], ...
-template <int M>
-inline void forward(const vec* d, int step, vec* out, int out_step) {
-    if constexpr (M == 4) {
-        const vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
-        const vec even = d4 - 4 * d2, odd = d3 - 4 * d1, near = d4 - d2, twice = 2 * (d3 - d1);
-        out[0] = 4 * d0 - 5 * d2 + d4;
-        out[out_step] = even + odd;
-        out[2 * out_step] = even - odd;
-        out[3 * out_step] = near + twice;
-        out[4 * out_step] = near - twice;
-        out[5 * out_step] = 4 * d1 - 5 * d3 + d5;
+template <int M, int R>
+inline __attribute__((always_inline)) void forward(const vec* d, vec* out, int step) {
+    if constexpr (M == 4 && R == 3) {  // shares terms that the general way computes twice
+        const vec even = d[4] - 4 * d[2], odd = d[3] - 4 * d[1], near = d[4] - d[2], twice = 2 * (d[3] - d[1]);
+        out[0] = 4 * d[0] - 5 * d[2] + d[4];
+        out[step] = even + odd;
+        out[2 * step] = even - odd;
+        out[3 * step] = near + twice;
+        out[4 * step] = near - twice;
+        out[5 * step] = 4 * d[1] - 5 * d[3] + d[5];
     } else {
-        const vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step];
-        out[0] = d0 - d2;
-        out[out_step] = d1 + d2;
-        out[2 * out_step] = d2 - d1;
-        out[3 * out_step] = d1 - d3;
+        constexpr Matrices<M, R> matrices;
+        multiply(matrices.b, d, out, step);
     }
 }
 
-template <int M>
-inline void backward(const vec* d, int step, vec* out, int out_step) {
-    if constexpr (M == 4) {
-        const vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step], d4 = d[4 * step], d5 = d[5 * step];
-        const vec plus1 = d1 + d2, minus1 = d1 - d2, plus2 = d3 + d4, minus2 = d3 - d4;
-        out[0] = d0 + plus1 + plus2;
-        out[out_step] = minus1 + 2 * minus2;
-        out[2 * out_step] = plus1 + 4 * plus2;
-        out[3 * out_step] = minus1 + 8 * minus2 + d5;
+template <int M, int R>
+inline __attribute__((always_inline)) void backward(const vec* d, vec* out, int step) {
+    if constexpr (M == 4 && R == 3) {
+        const vec plus1 = d[1] + d[2], minus1 = d[1] - d[2], plus2 = d[3] + d[4], minus2 = d[3] - d[4];
+        out[0] = d[0] + plus1 + plus2;
+        out[step] = minus1 + 2 * minus2;
+        out[2 * step] = plus1 + 4 * plus2;
+        out[3 * step] = minus1 + 8 * minus2 + d[5];
     } else {
-        const vec d0 = d[0], d1 = d[step], d2 = d[2 * step], d3 = d[3 * step];
-        out[0] = d0 + d1 + d2;
-        out[out_step] = d1 - d2 - d3;
+        constexpr Matrices<M, R> matrices;
+        multiply(matrices.a, d, out, step);
     }
 }
 
-template <int M>
-void input_of(const float* plane, Shape shape, int top, int left, int across, int row, int rows, float* room, float* v,
+// Pixel (row, column) of the window.
+inline float pixel(const float* plane, Shape shape, const Window& window, int row, int column) {
+    const int y = window.y + row * window.stride, x = window.x + column * window.stride;
+    return y >= 0 && y < shape.h && x >= 0 && x < shape.w ? plane[int64_t(y) * shape.w + x] : 0;
+}
+
+// The first `length` pixels of a row of the window.
+inline void read_line(const float* plane, Shape shape, const Window& window, int row, int length, float* line) {
+    const int y = window.y + row * window.stride, step = window.stride;
+    int begin = window.x < 0 ? (-window.x + step - 1) / step : 0;  // pixels [begin, end) lie inside
+    int end = shape.w > window.x ? (shape.w - window.x + step - 1) / step : 0;
+    if (begin > length || y < 0 || y >= shape.h) begin = length;
+    if (end > length) end = length;
+    if (end < begin) end = begin;
+    const float* pixels = plane + int64_t(y) * shape.w + window.x;
+    for (int x = 0; x < begin; ++x) line[x] = 0;
+    if (step == 1)
+        for (int x = begin; x < end; ++x) line[x] = pixels[x];
+    else
+        for (int x = begin; x < end; ++x) line[x] = pixels[x * step];
+    for (int x = end; x < length; ++x) line[x] = 0;
+}
+
+template <int M, int R>
+void input_of(const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room, float* v,
               int64_t ldv) {
-    constexpr int A = M + 2;
+    constexpr int A = M + R - 1;
     const int64_t ldp = (rows + 1) * int64_t(across) + kSlack;  // phase array (i % M, j): at room + ((i % M) * A + j) * ldp
+    room += kLanes;                                             // split_line writes one place in front
     float* line = room + M * A * ldp;
-    const int length = M * across + 2, from = left < length ? left : length;
-    const int copied = shape.w < length - from ? shape.w : length - from;
-    for (int x = 0; x < length + kSlack; ++x) line[x] = 0;
+    const auto phases = [&](int down, int i) { return room + i * A * ldp + down * int64_t(across); };
     for (int down = 0; down <= rows; ++down)
-        for (int i = 0; i < (down < rows ? M : 2); ++i) {
-            const int y = (row + down) * M + i - top;
-            float* phases = room + i * A * ldp + down * int64_t(across);
-            if (y < 0 || y >= shape.h) {
-                for (int j = 0; j < A; ++j)
-                    for (int tile = 0; tile < across; ++tile) phases[j * ldp + tile] = 0;
-                continue;
-            }
-            const float* pixels = plane + int64_t(y) * shape.w;
-            for (int x = 0; x < copied; ++x) line[from + x] = pixels[x];
-            split_line<M>(line, across, phases, ldp);
+        for (int i = 0; i < (down < rows ? M : R - 1); ++i) {
+            read_line(plane, shape, window, (row + down) * M + i, M * across, line);
+            split_line<M, R>(line, across, phases(down, i), ldp);
         }
+    // Columns from M on of each line's last tile: there is no neighbour to give them.
+    for (int down = 0; down <= rows; ++down)
+        for (int i = 0; i < (down < rows ? M : R - 1); ++i)
+            for (int j = 0; j < R - 1; ++j)
+                phases(down, i)[(M + j) * ldp + across - 1] = pixel(plane, shape, window, (row + down) * M + i, M * across + j);
     for (int tile = 0; tile < rows * across; tile += kLanes) {
         vec d[A], half[A * A];
         for (int j = 0; j < A; ++j) {
             for (int i = 0; i < A; ++i) d[i] = load(room + ((i % M) * A + j) * ldp + (i / M) * across + tile);
-            forward<M>(d, 1, half + j, A);
+            forward<M, R>(d, half + j, A);
         }
         for (int i = 0; i < A; ++i) {
-            forward<M>(half + i * A, 1, d, 1);
+            forward<M, R>(half + i * A, d, 1);
             for (int j = 0; j < A; ++j) store(v + (i * A + j) * ldv + tile, d[j]);
         }
     }
@@ -129,18 +173,18 @@ inline void store_line(const float* pixels, float* const* to, int count, int64_t
     }
 }
 
-template <int M>
+template <int M, int R>
 void output_of(const float* u, int64_t ldu, int across, int rows, int width, float* y) {
-    constexpr int A = M + 2;
+    constexpr int A = M + R - 1;
     const int wide = M * across;  // pixels in a line, with those past the width
     int tile_x = 0, tile_y = 0;   // of the next tile to be stored
     for (int tile = 0; tile < rows * across; tile += kLanes) {
         vec d[A], half[M * A], pixels[M * M];
         for (int j = 0; j < A; ++j) {
             for (int i = 0; i < A; ++i) d[i] = load(u + (i * A + j) * ldu + tile);
-            backward<M>(d, 1, half + j, A);
+            backward<M, R>(d, half + j, A);
         }
-        for (int i = 0; i < M; ++i) backward<M>(half + i * A, 1, pixels + i * M, 1);
+        for (int i = 0; i < M; ++i) backward<M, R>(half + i * A, pixels + i * M, 1);
         const int count = rows * across - tile < kLanes ? rows * across - tile : kLanes;
         float* to[kLanes];
         for (int t = 0; t < kLanes; ++t) {
@@ -158,13 +202,16 @@ void output_of(const float* u, int64_t ldu, int across, int rows, int width, flo
 
 }  // namespace
 
-void wino_input(int m, const float* plane, Shape shape, int top, int left, int across, int row, int rows, float* room,
+void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
                 float* v, int64_t ldv) {
-    (m == 4 ? input_of<4> : input_of<2>)(plane, shape, top, left, across, row, rows, room, v, ldv);
+    const auto run = toom.m == 2 ? input_of<2, 3> : toom.r == 2 ? input_of<4, 2> : toom.r == 3 ? input_of<4, 3> : input_of<4, 4>;
+    run(plane, shape, window, across, row, rows, room, v, ldv);
 }
 
-void wino_output(int m, const float* u, int64_t ldu, int across, int rows, int width, float* y) {
-    (m == 4 ? output_of<4> : output_of<2>)(u, ldu, across, rows, width, y);
+void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y) {
+    const auto run =
+        toom.m == 2 ? output_of<2, 3> : toom.r == 2 ? output_of<4, 2> : toom.r == 3 ? output_of<4, 3> : output_of<4, 4>;
+    run(u, ldu, across, rows, width, y);
 }
 
 }  // namespace COFIRE_ISA

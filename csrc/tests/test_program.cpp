@@ -387,7 +387,7 @@ void test_order() {
     REFUSED(twice, "op 6 (\"again\"): dst 4 must not be written by an earlier op");
     Source input = elementwise_net();
     input.ops.push_back(replaced(replaced(input.ops[1], "\"act\",\"src\"", "\"x\",\"src\""), "\"dst\":2", "\"dst\":0"));
-    REFUSED(input, "op 8 (\"x\"): dst 0 must not be the program's input");
+    REFUSED(input, "op 8 (\"x\"): dst must not be the program's input, got 0");
     input.ops.back() = replaced(input.ops.back(), "\"dst\":0", "\"dst\":1");
     REFUSED(input, "op 8 (\"x\"): dst 1 must not be in src");
 }
@@ -410,7 +410,7 @@ void test_in_place() {
     // The caller's input is not to be written, not even in place.
     Source input = elementwise_net();
     add_conv(&input, "x", {1, 0}, 0, {2, 2, 1, 1}, window_attrs(1, 1, {0, 0, 0, 0}), 1, "none");
-    REFUSED(input, "op 8 (\"x\"): dst 0 must not be the program's input");
+    REFUSED(input, "op 8 (\"x\"): dst must not be the program's input, got 0");
 }
 
 void test_conv() {
@@ -434,6 +434,8 @@ void test_conv() {
     REFUSED(with("\"padding\":[2,2,2,2]", "\"padding\":[1,2,2,2]"), op + "output height must be 3, got 4");
     LOADS(with("\"padding\":[2,2,2,2]", "\"padding\":[4,0,0,4]"));
     REFUSED(with("\"dilation\":[2,2]", "\"dilation\":[2,1]"), op + "output width must be 6, got 4");
+    REFUSED(with_op(net, "expand", "\"padding\":[0,0,0,0]", "\"padding\":[1000000,0,0,0]"),
+            "output height must be 1000007");
     REFUSED(with("\"dilation\":[2,2]", "\"dilation\":[0,2]"), op + "each of dilation must be an integer from 1");
     REFUSED(with("\"dilation\":[2,2]", "\"dilation\":[1048576,2]"), op + "the kernel must fit into the padded height");
     REFUSED(with("\"groups\":2", "\"groups\":3"), op + "groups must divide the channels 8 and 4, got 3");
@@ -605,6 +607,27 @@ void test_limits() {
     LOADS(pool_net(most, most, most, 1, most / 2, most / 2 - 1, 1));
     REFUSED(pool_net(most, most, most, most, most - 1, most - 1, most), "output height must be");
     LOADS(pool_net(1, 1, most, most, most - 1, 0, 1));
+    // What is padded, and what a window spans, is limited as a whole too.
+    auto both = [](const Source& net, int before, int kernel, int dilation, int stride, int after) {
+        const std::string b = std::to_string(before), a = std::to_string(after);
+        std::string op = net.ops[0].substr(0, net.ops[0].find("\"kernel\""));
+        op += "\"kernel\":" + list({kernel, kernel}) + ",\"stride\":" + list({stride, stride}) + ",\"padding\":[" + b +
+              "," + b + "," + a + "," + a + "],\"dilation\":" + list({dilation, dilation}) +
+              ",\"include_pad\":false,\"adaptive\":false},\"weights\":[],\"gate\":null}";
+        Source result = net;
+        result.ops[0] = op;
+        return result;
+    };
+    const Source small = pool_net(1, 1, 1, 1, 0, 0, 1);
+    LOADS(both(small, 8191, 16383, 1, 1, 8191));
+    REFUSED(both(small, 8192, 16385, 1, 1, 8192),
+            "op 0 (\"p\"): the padded map must have at most 268435456 elements, got [1, 16385");
+    REFUSED(both(small, 0, 2, 100000, 1 << 20, 0),
+            "op 0 (\"p\"): a window must span at most 268435456 elements, got [100001");
+    // A stride or dilation without effect is dropped: no engine has to cope with it.
+    const Op dropped = load(both(small, 0, 1, 1 << 20, 1 << 20, 0)).ops[0];
+    CHECK(dropped.stride.h == 1 && dropped.stride.w == 1 && dropped.dilation.h == 1 && dropped.dilation.w == 1);
+    CHECK(load(depthwise_net()).ops[1].stride.h == 2);
     Source deep = pool_net(1, 1, 1, 1, 0, 0, 1);
     deep.head = replaced(deep.head, "\"groups\":[]", "\"groups\":" + std::string(100, '[') + std::string(100, ']'));
     REFUSED(deep, "nested too deeply");

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cofire import data
 from cofire.bench import paper, report
-from cofire.bench.ours import load_engine
+from cofire.bench.ours import load_program
 from cofire.bench.peers import COMPILED, PEERS, PYTORCH
 from cofire.bench.program import bench_program
 from cofire.bench.run import Plan, own_plan, random_plan
@@ -59,7 +59,7 @@ def bench(
     if sum((what is not None, bool(backbone), paper_latency)) != 1:
         raise ConfigError("bench takes one of: a program or run folder, --backbone NAME, --paper-latency")
     if what is not None and what.is_file():
-        engine = load_engine(what)
+        engine = load_program(what)
         shape = engine.input_shape
         found = _random(shape, seed) if not images else _pixels(_images(images, shape), count, shape)
         program = bench_program(

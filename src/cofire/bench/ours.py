@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol
 
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
 
-from cofire.errors import ConfigError
+from cofire.runtime.engine import compile as compile_engine
+from cofire.runtime.engine import load_program
 
 NAME = "cofire"
 
@@ -23,33 +24,20 @@ class Engine(Protocol):
         """(C, H, W) of an image."""
 
     @property
-    def last_macs(self) -> Any:
-        """MACs executed in the last call, one number per image."""
+    def last_masks(self) -> Mapping[str, NDArray[np.bool_]]:
+        """Group -> (B, O) of the last call."""
 
-    def __call__(self, x: Any, threads: int = 1) -> Any:
+    @property
+    def last_macs(self) -> Mapping[str, NDArray[np.int64]]:
+        """Layer -> MACs executed in the last call, (B,)."""
+
+    def __call__(self, x_BCHW: Any, threads: int = 1) -> Any:
         """Logits of a batch."""
 
-    def force(
-        self, masks: Literal["open"] | Mapping[str, Tensor], *, heads: bool = False
-    ) -> AbstractContextManager[None]:
+    def force(self, masks: Mapping[str, Any], *, heads: bool = False) -> AbstractContextManager[None]:
         """Inside the block the masks given rule; with ``heads`` the heads are evaluated all the same."""
 
 
 Compile = Callable[[nn.Module, tuple[int, int, int]], Engine]
 
-
-def compile_engine(model: nn.Module, input_shape: tuple[int, int, int]) -> Engine:
-    """``cofire.compile``."""
-    return cast(Engine, _public("compile")(model, input_shape))
-
-
-def load_engine(path: Path) -> Engine:
-    """The engine of a program file."""
-    return cast(Engine, _public("Engine").load(path))
-
-
-def _public(name: str) -> Any:
-    package = importlib.import_module("cofire")
-    if name not in package.__all__:
-        raise ConfigError(f"this cofire has no native engine yet: cofire.{name} is missing")
-    return getattr(package, name)
+__all__ = ["NAME", "Compile", "Engine", "compile_engine", "load_program"]

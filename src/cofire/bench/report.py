@@ -23,8 +23,8 @@ def table(result: Result) -> RenderableType:
     title = f"{result.network}, {size}, batch 1, {result.threads} thread(s), {result.rounds} interleaved rounds"
     rows = Table(title=title, title_justify="left")
     rows.add_column("engine")
-    for column in ("MACs saved", "ms (p10 .. p90)", "to fastest dense (p10 .. p90)"):
-        rows.add_column(column, justify="right", no_wrap=column.startswith("ms"))
+    for column in ("MACs saved", "mean ms", "median (p10 .. p90)", "to fastest dense (p10 .. p90)"):
+        rows.add_column(column, justify="right", no_wrap=column.startswith("me"))
     for timed in sorted(result.timed, key=lambda t: (result.reduction(t), -t.spread.median)):
         rows.add_row(*_cells(result, timed))
     gated = sum(unit.gated for unit in result.units)
@@ -41,6 +41,7 @@ def _cells(result: Result, timed: Timed) -> list[str]:
     return [
         f"{timed.engine} {timed.version or ''}",
         "dense" if timed.point is None else percent(result.reduction(timed)),
+        f"{1e3 * timed.mean:.2f}",
         f"{1e3 * time.median:.2f} ({1e3 * time.p10:.2f} .. {1e3 * time.p90:.2f})",
         "" if by_round is None else f"{ratio:.3f} ({by_round.p10:.3f} .. {by_round.p90:.3f})",
     ]

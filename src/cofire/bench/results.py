@@ -28,6 +28,11 @@ class Timed:
         """Seconds."""
         return spread(self.seconds)
 
+    @property
+    def mean(self) -> float:
+        """Seconds; of interest where every round has another real image."""
+        return sum(self.seconds) / len(self.seconds)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
@@ -115,6 +120,7 @@ class Result:
             "executed_macs_reduction": self.reduction(timed),
             "error": timed.error,
             "milliseconds": {name: 1e3 * value for name, value in vars(timed.spread).items()},
+            "mean_milliseconds": 1e3 * timed.mean,
             "ratio_to_fastest_dense": self.ratio(timed),
             "ratio_by_round": None if by_round is None else vars(by_round),
             "seconds": [round(value, 7) for value in timed.seconds],

@@ -200,5 +200,6 @@ class Builder:
         return still and sorted(part.channels) == list(range(channels))
 
     def _move(self, part: _Part, channels: Sequence[int], size: Pair, name: str) -> int:
-        attrs = {"channels": tuple(channels), "stride": part.stride, "offset": part.offset}
-        return self.emit(Move, name, (part.buffer,), (len(channels), *size), **attrs)
+        shape = (len(channels), *size)
+        attrs: dict[str, Any] = {"channels": tuple(channels), "stride": part.stride, "offset": part.offset}
+        return self.emit(Move, name, (part.buffer,), shape, **attrs)

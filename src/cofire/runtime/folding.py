@@ -1,6 +1,7 @@
 """Program -> the same function in fewer ops: scales into convs, activations and residuals into what comes before.
 
-Every rule follows from what ``docs/program.md`` says about two ops alone; masks, live channels and MACs stay as they are.
+Every rule follows from what ``docs/program.md`` says about two ops alone. Masks, live channels and MACs stay as they
+are.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 from torch import Tensor
 
@@ -200,7 +202,7 @@ def _renumbered(program: Program) -> Program:
     group_number = {old: new for new, old in enumerate(groups)}
 
     def renumbered(op: Op) -> Op:
-        weights = {name: value.float() for name, value in vars(op).items() if isinstance(value, Tensor)}
+        weights: dict[str, Any] = {name: value.float() for name, value in vars(op).items() if isinstance(value, Tensor)}
         gate = None if op.gate is None else dataclasses.replace(op.gate, group=group_number[op.gate.group])
         src = tuple(buffer_number[buffer] for buffer in op.src)
         return dataclasses.replace(op, src=src, dst=buffer_number[op.dst], gate=gate, **weights)

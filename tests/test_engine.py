@@ -1,0 +1,780 @@
+"""Laws of the engine: whole networks against PyTorch, random programs against ``interpreter``, and odd requests."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, get_args
+
+import interpreter
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nets import images, random_masks
+from small import tiny_gated, tiny_plain
+from test_lowering import backbone, cases, gated_as
+from torch import Tensor, nn
+
+from cofire import FTWT, ConfigError, DataError, FileError, GatedModel, cost, trace
+from cofire.errors import CompileError
+from cofire.runtime.engine import Engine, compile, load_program
+from cofire.runtime.lowering import lower
+from cofire.runtime.program import (
+    LIFTING,
+    Act,
+    Activation,
+    Add,
+    Affine,
+    Cat,
+    Conv,
+    Flatten,
+    Gate,
+    Group,
+    Head,
+    Move,
+    Mul,
+    Op,
+    Pool,
+    Program,
+    Shape,
+)
+
+pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
+
+DIGITS = (1, 8, 8)
+NAN = float("nan")
+CLOSE = 1e-4  # of the logits' spread, and how near to the threshold a decision may be another
+
+
+# Networks
+
+
+@torch.no_grad()
+def in_float64(model: nn.Module, x: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
+    """What PyTorch computes under these masks, without its rounding."""
+    try:
+        if not isinstance(model, GatedModel):
+            return model.double()(x.double())
+        with model.double().force(masks):
+            return model(x.double())
+    finally:
+        model.float()
+
+
+def tensors(masks: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {group: torch.as_tensor(mask) for group, mask in masks.items()}
+
+
+def check_logits(found: Tensor, wanted: Tensor) -> None:
+    near = CLOSE * float(wanted.std())
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max()) <= near
+    best = wanted.topk(2).values
+    assert ((found.argmax(1) == wanted.argmax(1)) | (best[:, 0] - best[:, 1] < near)).all()
+
+
+def check_macs(engine: Engine, model: nn.Module, shape: Shape, batch: int) -> None:
+    if isinstance(model, GatedModel):
+        counted = model.cost(tensors(engine.last_masks), shape).executed
+    else:
+        counted = cost(trace(model, shape), {}).executed
+    assert engine.last_macs.keys() == counted.keys()
+    for name, macs in engine.last_macs.items():
+        assert macs.tolist() == counted[name].expand(batch).tolist(), name
+
+
+def check_decisions(engine: Engine, masks: Mapping[str, Tensor], logits: Mapping[str, Tensor]) -> None:
+    """Up to an image's first decision that differs, and there only where the logit is all but at the threshold."""
+    same = torch.ones(len(next(iter(masks.values()))), dtype=torch.bool)
+    for group, found in tensors(engine.last_masks).items():
+        differ = (found != masks[group]) & same[:, None]
+        assert ((logits[group] - engine.threshold).abs()[differ] <= CLOSE).all(), group
+        same &= ~differ.any(1)
+
+
+@torch.no_grad()
+def check_network(engine: Engine, model: nn.Module, x: Tensor) -> None:
+    shape: Any = tuple(x.shape[1:])
+    found = engine(x)
+    check_macs(engine, model, shape, len(x))
+    if not isinstance(model, GatedModel):
+        return check_logits(found, in_float64(model, x, {}))
+    model(x)
+    masks = {group: mask.clone() for group, mask in model.masks.items()}
+    logits = {group: decision.logits_BO for group, decision in model.decisions.items()}
+    check_decisions(engine, masks, logits)
+    check_logits(found, in_float64(model, x, tensors(engine.last_masks)))
+    with engine.force(masks):
+        found = engine(x)
+        check_logits(found, in_float64(model, x, masks))
+        assert all(torch.equal(mask, masks[group]) for group, mask in tensors(engine.last_masks).items())
+        check_macs(engine, model, shape, len(x))
+        for group, values in tensors(engine.logits(x)).items():
+            assert (values - logits[group]).abs().max() <= CLOSE, group
+    with engine.force(masks, heads=True):
+        assert torch.equal(engine(x), found)
+
+
+@pytest.mark.parametrize(("name", "preset"), cases())
+def test_a_backbone_computes_what_pytorch_does(name: str, preset: str) -> None:
+    model, shape = backbone(name)
+    if preset != "plain":
+        model = gated_as(model, shape, FTWT.preset(preset) if preset != "default" else FTWT(always=True))
+    check_network(compile(model, shape), model, images(3, shape))
+
+
+@pytest.mark.parametrize(
+    "options", [{"pool": "avg"}, {"softmax": False}, {"bias": False}, {"pool": "avg", "softmax": False}]
+)
+@pytest.mark.parametrize("site", ["pre_add", "post_add"])
+def test_every_head(site: str, options: dict[str, Any]) -> None:
+    model = gated_as(tiny_plain(), DIGITS, FTWT(always=True, site=site, **options))
+    check_network(compile(model, DIGITS), model, images(5, DIGITS))
+
+
+def test_a_map_of_another_size_than_the_model_was_made_for() -> None:
+    model = gated_as(backbone("mobilenet_v2_imagenet", width=0.25)[0], (3, 70, 45), FTWT(always=True))
+    check_network(compile(model, (3, 70, 45)), model, images(2, (3, 70, 45)))
+
+
+@torch.no_grad()
+def test_the_threshold_is_a_dial() -> None:
+    model, x = gated_as(tiny_plain(), DIGITS, FTWT(always=True)), images(6, DIGITS)
+    engine = compile(model)
+    kept = []
+    for threshold in (-1e9, -0.5, 0.0, 0.3, 1e9):
+        model.threshold = engine.threshold = threshold
+        check_network(engine, model, x)
+        engine(x)
+        kept.append(sum(int(mask.sum()) for mask in engine.last_masks.values()))
+        assert compile(model).threshold == threshold
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] == 0
+    assert kept[0] == sum(mask.size for mask in engine.last_masks.values())
+
+
+# Forced masks
+
+
+@torch.no_grad()
+def test_masks_for_all_images_or_each_and_for_some_groups_only() -> None:
+    model, x = gated_as(tiny_plain(), DIGITS, FTWT(always=True)), images(4, DIGITS)
+    engine = compile(model)
+    masks = random_masks(model, len(x))
+    for part in ({}, dict(list(masks.items())[:2]), dict(list(masks.items())[2:]), masks):
+        for forced in (part, {group: mask[1] for group, mask in part.items()}):
+            for kind in (Tensor.bool, Tensor.int, Tensor.numpy, lambda mask: mask.float().numpy(), Tensor.tolist):
+                with engine.force({group: kind(mask) for group, mask in forced.items()}):
+                    found = engine(x)
+                ran = tensors(engine.last_masks)
+                assert all(torch.equal(ran[group], mask.expand(4, -1)) for group, mask in forced.items())
+                check_logits(found, in_float64(model, x, ran))
+                check_macs(engine, model, DIGITS, len(x))
+
+
+def test_force_ends_with_its_block_and_nests() -> None:
+    engine, x = compile(tiny_gated()), images(2, DIGITS)
+
+    def kept() -> set[bool]:
+        engine(x)
+        return set(np.concatenate([mask.ravel() for mask in engine.last_masks.values()]).tolist())
+
+    free = engine(x)
+    off = {name: np.zeros(mask.shape[1]) for name, mask in engine.last_masks.items()}
+    with suppress(KeyError), engine.force(off):
+        assert kept() == {False}
+        with engine.force({name: 1 - mask for name, mask in off.items()}):
+            assert kept() == {True}
+        assert kept() == {False}
+        raise KeyError
+    assert torch.equal(engine(x), free)
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    engine, x = compile(tiny_gated()), images(2, DIGITS)
+    group = engine.program.groups[0]
+    for mask in (torch.ones(group.filters + 1), torch.ones(2, 2, group.filters), torch.ones(()), [[1.0]]):
+        with pytest.raises(ConfigError, match=rf"{group.name}.*shape"), engine.force({group.name: mask}):
+            engine(x)
+    with (
+        pytest.raises(ConfigError, match="one row or 2, got 3"),
+        engine.force({group.name: torch.ones(3, group.filters)}),
+    ):
+        engine(x)
+    with pytest.raises(ConfigError, match="unknown group"), engine.force({"nothing": torch.ones(1)}):
+        engine(x)
+
+
+# Random programs
+
+
+class Maker:
+    """Builds a program op by op; the seed of its weights does not depend on the choices."""
+
+    def __init__(self, random: Random, seed: int) -> None:
+        self.random, self.generator = random, torch.Generator().manual_seed(seed)
+        self.buffers: list[Shape] = [(random.randint(1, 9), random.randint(1, 12), random.randint(1, 12))]
+        self.groups: list[Group] = []
+        self.ops: list[Op] = []
+
+    def program(self) -> Program:
+        while len(self.ops) < 1 + self.random.randrange(9):
+            self.random.choice([self.conv, self.conv, self.conv, self.other, self.other])()
+        last = self.ops[-1].dst if self.ops else self.conv() or self.ops[-1].dst
+        shape = self.buffers[last]
+        return Program(
+            input=0,
+            output=last,
+            output_shape=shape[:1] if shape[1:] == (1, 1) and self.random.random() < 0.5 else shape,
+            buffers=tuple(self.buffers),
+            groups=tuple(self.groups),
+            threshold=self.random.choice([0.0, 0.1]),
+            ops=tuple(self.ops),
+        )
+
+    def values(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+    def source(self, fits: Callable[[Shape], bool] = lambda shape: True) -> int | None:
+        found = [number for number, shape in enumerate(self.buffers) if fits(shape)]
+        return self.random.choice(found) if found else None
+
+    def emit(self, kind: type[Op], src: tuple[int, ...], shape: Shape, dst: int | None = None, **own: Any) -> None:
+        if dst is None:
+            dst = len(self.buffers)
+            self.buffers.append(shape)
+        gate = self.gate(self.buffers[src[0]][0], shape[0]) if self.random.random() < 0.5 else None
+        self.ops.append(kind(name=f"op{len(self.ops)}", src=src, dst=dst, gate=gate, **own))
+
+    def gate(self, channels: int, filters: int) -> Gate:
+        decided = [number for number, group in enumerate(self.groups) if group.filters == filters]
+        if decided and self.random.random() < 0.5:
+            return Gate(group=self.random.choice(decided), head=None)
+        self.groups.append(Group(name=f"group{len(self.groups)}", filters=filters))
+        head = Head(
+            pool=self.random.choice(["max", "avg"]),
+            softmax=self.random.random() < 0.5,
+            weight=self.values(filters, channels),
+            bias=self.values(filters) if self.random.random() < 0.5 else None,
+        )
+        return Gate(group=len(self.groups) - 1, head=head)
+
+    def act(self, lifting: bool = True) -> dict[str, Any]:
+        act = self.random.choice([act for act in get_args(Act) if lifting or act not in LIFTING])
+        return {"act": act, "slope": 0.1 if act == "leaky" else 0.0}
+
+    def conv(self) -> None:
+        src = self.source()
+        assert src is not None
+        channels, *size = self.buffers[src]
+        same = self.random.random() < 0.5
+        kernel = (3, 3) if same else tuple(self.random.choice([1, 2, 3, 5]) for _ in size)
+        padding = (1,) * 4 if same else tuple(self.random.randrange(4) for _ in range(4))
+        stride, dilation = ((1, 1) if same else tuple(self.random.randint(1, 2) for _ in size) for _ in range(2))
+        reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+        room = [n + padding[i] + padding[i + 2] - reach[i] for i, n in enumerate(size)]
+        if min(room) < 0:
+            return
+        groups = self.random.choice([g for g in range(1, channels + 1) if channels % g == 0])
+        filters = groups * self.random.choice([1, 2, 3]) if groups > 1 else self.random.randint(1, 14)
+        shape: Any = (filters, *(n // s + 1 for n, s in zip(room, stride, strict=True)))
+        kept = self.source(lambda other: other[1:] == shape[1:] and other[0] % groups == 0)
+        if kept is not None and self.random.random() < 0.7:  # a residual, so take on its width
+            shape = self.buffers[kept]
+        else:
+            kept = None
+        in_place = kept not in (None, 0, src) and self.random.random() < 0.5
+        weight = self.values(shape[0], channels // groups, *kernel)
+        self.emit(
+            Conv,
+            (src,) if kept is None else (src, kept),
+            shape,
+            kept if in_place else None,
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            residual=kept is not None,
+            **self.act(lifting=kept is None),
+            weight=weight / weight[0].numel() ** 0.5,
+            bias=self.values(shape[0]),
+        )
+
+    def other(self) -> None:
+        src = self.source()
+        assert src is not None
+        shape = self.buffers[src]
+        channels, *size = shape
+        kind = self.random.choice([Affine, Activation, Add, Mul, Cat, Move, Pool, Flatten])
+        if kind is Affine:
+            lift = self.random.random() < 0.5
+            shift = self.values(channels) if lift else torch.zeros(channels)
+            self.emit(Affine, (src,), shape, lift=lift, **self.act(lift), scale=self.values(channels), shift=shift)
+        elif kind is Activation:
+            self.emit(Activation, (src,), shape, **self.act())
+        elif kind in (Add, Mul):
+            other = self.source(lambda found: found in (shape, (channels, 1, 1)))
+            assert other is not None
+            self.emit(kind, (src, other), shape, **self.act())
+        elif kind is Cat:
+            other = self.source(lambda found: found[1:] == shape[1:])
+            assert other is not None
+            self.emit(Cat, (src, other), (channels + self.buffers[other][0], *shape[1:]))
+        elif kind is Move:
+            self.move(src, shape)
+        elif kind is Flatten:
+            self.emit(Flatten, (src,), (channels * size[0] * size[1], 1, 1))
+        else:
+            self.pool(src, shape)
+
+    def move(self, src: int, shape: Shape) -> None:
+        width = self.random.randint(1, 8)
+        channels = tuple(self.random.randint(-1, shape[0] - 1) for _ in range(width))
+        out: Any = (width, self.random.randint(1, 9), self.random.randint(1, 9))
+        stride = (self.random.randint(1, 3), self.random.randint(1, 3))
+        offset = (self.random.randint(-3, 3), self.random.randint(-3, 3))
+        self.emit(Move, (src,), out, channels=channels, stride=stride, offset=offset)
+
+    def pool(self, src: int, shape: Shape) -> None:
+        own: dict[str, Any] = {"op": self.random.choice(["max", "avg"]), "include_pad": self.random.random() < 0.5}
+        if self.random.random() < 0.3:
+            out = (shape[0], self.random.randint(1, 5), self.random.randint(1, 5))
+            window = {"kernel": (1, 1), "stride": (1, 1), "dilation": (1, 1), "padding": (0, 0, 0, 0)}
+            return self.emit(Pool, (src,), out, **own, **window, adaptive=True)
+        kernel, stride, dilation = (tuple(self.random.randint(1, most) for _ in "hw") for most in (4, 3, 2))
+        padding = tuple(self.random.randrange(3) for _ in range(4))
+        up = self.random.randrange(2)  # ceil mode
+        sides = []
+        for i, n in enumerate(shape[1:]):
+            room = n + padding[i] + padding[i + 2] - dilation[i] * (kernel[i] - 1) - 1
+            sides.append((room + up * (stride[i] - 1)) // stride[i] + 1)
+        op = Pool(
+            name="",
+            src=(),
+            dst=0,
+            gate=None,
+            kernel=kernel,
+            stride=stride,
+            dilation=dilation,
+            padding=padding,
+            adaptive=False,
+            **own,
+        )
+        touched = [interpreter._windows(op, i, n, sides[i]) for i, n in enumerate(shape[1:])]
+        if min(sides) >= 1 and all(places for windows in touched for places, _ in windows):
+            given = {name: getattr(op, name) for name in ("kernel", "stride", "dilation", "padding")}
+            self.emit(Pool, (src,), (shape[0], sides[0], sides[1]), **own, **given, adaptive=False)
+
+
+def check_program(engine: Engine, x: Tensor, forced: dict[str, Tensor]) -> None:
+    """The engine's masks are right but at the threshold, and all else is what the interpreter makes of them."""
+    outputs = []
+    for threads in (1, 2):
+        engine(torch.full_like(x[:1], NAN), threads)
+        engine(torch.full_like(x, NAN), threads)  # leaves NaN in all memory
+        with engine.force(forced):
+            outputs.append(torch.stack([engine(image[None], threads)[0] for image in x]))
+            outputs.append(engine(x, threads))
+            logits = tensors(engine.logits(x))
+    masks = tensors(engine.last_masks)
+    wanted = interpreter.trace(engine.program, x.double(), forced=masks)
+    largest = max([1.0] + [float(value.data.nan_to_num().abs().max()) for value in wanted.values.values()])
+    assert float((outputs[0] - wanted.out).abs().max()) <= 1e-5 * largest
+    assert all(torch.equal(outputs[0], other) for other in outputs)
+    for name, macs in wanted.macs.items():
+        assert engine.last_macs[name].tolist() == macs.tolist(), name
+    for group, mask in masks.items():
+        away = wanted.logits[group] - engine.threshold
+        assert float((wanted.logits[group] - logits[group]).abs().max()) <= CLOSE * largest, group
+        if group in forced:
+            assert torch.equal(mask, forced[group]), group
+        else:
+            assert (((away > 0) == mask) | (away.abs() <= CLOSE * largest)).all(), group
+
+
+@pytest.mark.parametrize("kernel", ["", "ref"])
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.randoms(use_true_random=False), st.integers(0, 2**32 - 1))
+def test_random_programs(kernel: str, random: Random, seed: int) -> None:
+    maker = Maker(random, seed)
+    program = maker.program()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COFIRE_KERNEL", kernel)
+        engine = Engine(program)
+    assert (engine.kernel == "ref") == (kernel == "ref")
+    x = maker.values(3, *program.buffers[0])
+    half = [group for group in program.groups if random.random() < 0.5]
+    check_program(engine, x, {group.name: maker.values(3, group.filters) > 0 for group in half})
+
+
+# Odd requests
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return compile(gated_as(tiny_plain(), DIGITS, FTWT(always=True)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.zeros(1, 8, 8),
+        torch.zeros(2, 3, 8, 8),
+        torch.zeros(2, 1, 8, 9),
+        torch.zeros(2, 1, 8, 8, 1),
+        torch.zeros(()),
+        np.zeros((2, 1, 9, 8), np.float32),
+        torch.zeros(2, 1, 8, 8, dtype=torch.float64),
+        torch.zeros(2, 1, 8, 8, dtype=torch.bfloat16),
+        torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
+        np.zeros((2, 1, 8, 8)),
+        np.zeros((2, 1, 8, 8), ">f4"),
+        torch.zeros(2, 1, 8, 8, device="meta"),
+        [[[[0.0] * 8] * 8]],
+        None,
+    ],
+    ids=lambda wrong: f"{type(wrong).__name__} {getattr(wrong, 'dtype', '')} {tuple(getattr(wrong, 'shape', ()))}",
+)
+def test_images_that_do_not_fit_are_refused(engine: Engine, wrong: Any) -> None:
+    for call in (engine, engine.logits, engine.profile):
+        with pytest.raises(DataError, match="images must"):
+            call(wrong)
+
+
+def test_images_in_any_layout_give_the_same(engine: Engine) -> None:
+    x = images(4, DIGITS)
+    wanted = engine(x)
+    spread = torch.zeros(8, 1, 16, 24)[::2, :, ::2, ::3].copy_(x)
+    turned = x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    for same in (spread, turned, x.to(memory_format=torch.channels_last), x.clone().requires_grad_(), x.numpy()):
+        found = engine(same)
+        assert isinstance(found, Tensor) == isinstance(same, Tensor)
+        assert torch.equal(torch.as_tensor(found), wanted)
+    readonly = x.numpy().copy()
+    readonly.flags.writeable = False
+    assert np.array_equal(engine(readonly), wanted)
+    assert np.array_equal(engine(x.numpy()[:, :, ::-1, ::-1]), engine(x.flip(2, 3)))
+
+
+def test_an_empty_batch_is_no_error(engine: Engine) -> None:
+    assert engine(torch.zeros(0, *DIGITS)).shape == (0, 10)
+    assert [mask.shape for mask in engine.last_masks.values()] == [
+        (0, group.filters) for group in engine.program.groups
+    ]
+    assert all(macs.shape == (0,) for macs in engine.last_macs.values())
+    assert all(len(logits) == 0 for logits in engine.logits(torch.zeros(0, *DIGITS)).values())
+    assert engine(images(2, DIGITS)).shape == (2, 10)
+
+
+def test_any_number_of_threads_gives_the_same_bits(engine: Engine) -> None:
+    for batch in (1, 2, 5):
+        x = images(batch, DIGITS)
+        wanted = engine(x)
+        masks, macs = engine.last_masks, engine.last_macs
+        for threads in (2, 3, 64, 10**6):
+            assert torch.equal(engine(x, threads), wanted)
+            assert all(np.array_equal(engine.last_masks[name], mask) for name, mask in masks.items())
+            assert all(np.array_equal(engine.last_macs[name], count) for name, count in macs.items())
+    for threads in (0, -1):
+        with pytest.raises(ConfigError, match="threads must be at least 1"):
+            engine(x, threads)
+
+
+def test_before_the_first_call_there_is_no_last_one() -> None:
+    fresh = compile(tiny_gated())
+    for what in ("last_masks", "last_macs"):
+        with pytest.raises(ConfigError, match="needs a call first"):
+            getattr(fresh, what)
+
+
+def test_a_profile_names_every_op_and_its_macs(engine: Engine) -> None:
+    profile = engine.profile(images(2, DIGITS), rounds=2)
+    assert profile.names == [op.name for op in engine.program.ops]
+    assert profile.algorithms == engine.tuning.split()
+    assert min(profile.milliseconds) >= 0
+    assert sum(profile.macs) == pytest.approx(
+        sum(macs.mean() for macs in engine.last_macs.values()), abs=len(profile.macs)
+    )
+    assert all(name in str(profile) for name in profile.names)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf")])
+def test_one_bad_image_spoils_no_other(value: float) -> None:
+    model, x = tiny_plain().eval(), images(3, DIGITS)
+    engine = compile(model)
+    wanted = engine(x)
+    x[1, 0, 3, 4] = value
+    for threads in (1, 2):
+        found = engine(x, threads)
+        assert not found[1].isfinite().any()
+        assert not model(x)[1].isfinite().any()
+        assert torch.equal(found[::2], wanted[::2])
+        assert torch.equal(engine(x[:1], threads), wanted[:1])
+
+
+def pooled(**own: Any) -> Program:
+    window = {"kernel": (3, 2), "stride": (2, 1), "dilation": (1, 1), "padding": (1, 1, 1, 1), "include_pad": True}
+    op = Pool(**{"name": "pool", "src": (0,), "dst": 1, "gate": None, "adaptive": False, **window, **own})
+    sides = [
+        (n + 2 * p - d * (k - 1) - 1) // s + 1
+        for n, p, d, k, s in zip((7, 9), op.padding, op.dilation, op.kernel, op.stride, strict=False)
+    ]
+    shape = (1, 1, 1) if op.adaptive else (1, sides[0], sides[1])
+    return Program(
+        input=0, output=1, output_shape=shape, buffers=((1, 7, 9), shape), groups=(), threshold=0.0, ops=(op,)
+    )
+
+
+@pytest.mark.parametrize("how", ["dense", "dilated", "adaptive"])
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_pooling_keeps_what_is_not_a_number(kind: str, how: str) -> None:
+    own: dict[str, Any] = {"dilated": {"dilation": (2, 2)}, "dense": {}}.get(how) or {}
+    if how == "adaptive":
+        own = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0, 0, 0), "adaptive": True}
+    engine = Engine(pooled(op=kind, **own))
+    x = images(63, (1, 7, 9))
+    x.view(63, 63).fill_diagonal_(NAN)
+    wanted = interpreter.run(engine.program, x)[0]
+    assert torch.equal(engine(x).isnan(), wanted.isnan())
+    assert torch.allclose(engine(x), wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("act", get_args(Act))
+def test_activations_of_numbers_at_the_end_of_the_scale(act: Act) -> None:
+    """Infinite, huge, tiny and not a number; tiny ones may count as zero."""
+    op = Activation(name="act", src=(0,), dst=1, gate=None, act=act, slope=0.5 if act == "leaky" else 0.0)
+    shape = (1, 3, 11)
+    program = Program(
+        input=0, output=1, output_shape=shape, buffers=(shape, shape), groups=(), threshold=0.0, ops=(op,)
+    )
+    functions: dict[Act, Callable[[Tensor], Tensor]] = {
+        "none": lambda x: x, "relu": F.relu, "relu6": F.relu6, "leaky": lambda x: F.leaky_relu(x, 0.5), "silu": F.silu,
+        "hardswish": F.hardswish, "sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid,
+    }  # fmt: skip
+    inf = float("inf")
+    ends = [NAN, inf, -inf, 3e38, -3e38, 1e30, -1e30, 100.0, -100.0, 88.8, -88.8, 6.0, 3.0, -3.0, 1e-39, -0.0, 0.0]
+    x = torch.tensor(ends + [1.5] * (33 - len(ends))).view(1, *shape)
+    wanted = functions[act](x)
+    assert torch.allclose(Engine(program)(x), wanted, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_the_callers_floating_point_mode_stays() -> None:
+    def halves() -> list[float]:
+        return (torch.full((8,), 1e-39) * 0.5).tolist()
+
+    engine = compile(tiny_plain().eval())
+    before = halves()
+    assert before[0] > 0
+    for threads in (1, 2):
+        for batch in (1, 4):
+            assert engine(torch.full((batch, *DIGITS), 1e-39), threads).isfinite().all()
+            assert halves() == before
+
+
+class Answer(NamedTuple):
+    output: Tensor
+    masks: dict[str, Any]
+    macs: dict[str, Any]
+
+
+def asked(engine: Engine, x: Tensor, forced: Mapping[str, Any], threads: int) -> Answer:
+    with engine.force(forced):
+        return Answer(engine(x, threads), engine.last_masks, engine.last_macs)
+
+
+def same(one: Answer, other: Answer) -> bool:
+    pairs = [(one.masks[name], other.masks[name]) for name in one.masks]
+    pairs += [(one.macs[name], other.macs[name]) for name in one.macs]
+    return torch.equal(one.output, other.output) and all(np.array_equal(*pair) for pair in pairs)
+
+
+def test_threads_of_one_engine_do_not_meet(engine: Engine) -> None:
+    """Each has images, batch sizes and forced masks of its own, and finds its own answer again and again."""
+    model = tiny_gated(always=True)
+    requests = [
+        (
+            images(1 + number % 3, DIGITS, seed=number),
+            random_masks(model, 1, seed=number) if number % 2 else {},
+            1 + number % 2,
+        )
+        for number in range(6)
+    ]
+    wanted = [asked(engine, *request) for request in requests]
+    right = [0] * len(requests)
+
+    def ask(number: int) -> None:
+        for _ in range(30):
+            right[number] += same(asked(engine, *requests[number]), wanted[number])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [30] * len(requests)
+
+
+def test_answers_are_the_same_every_time(engine: Engine) -> None:
+    x = images(3, DIGITS)
+    first = asked(engine, x, {}, 2)
+    for _ in range(5):
+        engine(images(2, DIGITS, seed=9))
+        assert same(asked(engine, x, {}, 2), first)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell a process's memory")
+def test_memory_does_not_grow(engine: Engine) -> None:
+    def megabytes() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    batches = [(images(1, DIGITS), 1), (images(1, DIGITS), 2), (images(8, DIGITS), 2)]
+
+    def call(times: int) -> None:
+        for _ in range(times):
+            for x, threads in batches:
+                engine(x, threads)
+
+    call(20)
+    before = megabytes()
+    call(200)
+    assert megabytes() - before < 1
+
+
+# Files
+
+
+def test_a_saved_program_comes_back_with_its_tuning(engine: Engine, tmp_path: Path) -> None:
+    path, x = tmp_path / "digits.cofire", images(3, DIGITS)
+    engine.threshold, before = 0.25, engine.threshold
+    try:
+        assert engine.save(path) == path
+        wanted = asked(engine, x, {}, 1)
+    finally:
+        engine.threshold = before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["digits.cofire", "digits.cofire.tuning"]
+    loaded = load_program(path)
+    assert loaded.tuning == engine.tuning
+    loaded.threshold = 0.25
+    assert same(asked(loaded, x, {}, 1), wanted)
+    assert loaded.input_shape == DIGITS
+
+
+def swapped(words: str) -> str:
+    """Another tuning that is as legal: every conv with the reference."""
+    return " ".join("-" if word == "-" else "ref" for word in words.split())
+
+
+def test_the_tuning_beside_a_file_is_used_only_if_it_was_made_here(engine: Engine, tmp_path: Path) -> None:
+    path = engine.save(tmp_path / "digits.cofire")
+    beside = tmp_path / "digits.cofire.tuning"
+    machine, words = beside.read_text().splitlines()
+    other = swapped(words)
+    beside.write_text(f"{machine}\n{other}\n")
+    assert load_program(path).tuning == other
+    beside.write_text(f"another machine\n{other}\n")
+    assert load_program(path).tuning != other
+    assert beside.read_text().splitlines()[0] == machine  # timed anew and kept
+    assert load_program(path).tuning == beside.read_text().splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"\xff\xfe\0",
+        b"{m}\n",
+        b"{m}\n\n",
+        b"{m}\nref\n",
+        b"{m}\nref {w}\n",
+        b"{m}\nnonsense {w}\n",
+        b"{m}\n{w}\n{w}\n",
+        b"{w}\n{m}\n",
+    ],
+)
+def test_a_damaged_tuning_is_ignored(engine: Engine, tmp_path: Path, content: bytes) -> None:
+    path, x = engine.save(tmp_path / "digits.cofire"), images(2, DIGITS)
+    beside = tmp_path / "digits.cofire.tuning"
+    machine, words = (line.encode() for line in beside.read_text().splitlines())
+    beside.write_bytes(content.replace(b"{m}", machine).replace(b"{w}", words))
+    loaded = load_program(path)
+    assert len(loaded.tuning.split()) == len(engine.program.ops)
+    assert torch.allclose(loaded(x), engine(x), atol=1e-4)
+    assert beside.read_text() == f"{machine.decode()}\n{loaded.tuning}\n"
+
+
+def test_a_program_without_tuning_in_a_folder_that_cannot_be_written(engine: Engine, tmp_path: Path) -> None:
+    path = engine.save(tmp_path / "digits.cofire")
+    beside = tmp_path / "digits.cofire.tuning"
+    beside.unlink()
+    beside.mkdir()  # no file can be put in its place, whoever we are
+    assert load_program(path)(images(2, DIGITS)).shape == (2, 10)
+
+
+def changed(content: bytes, old: bytes, new: bytes) -> bytes:
+    assert content.count(old) >= 1
+    assert len(old) == len(new)
+    return content.replace(old, new, 1)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "cut in the header": lambda content: content[:100],
+    "cut in the data": lambda content: content[:-1],
+    "longer": lambda content: content + b"\0",
+    "another byte of the data": lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:],
+    "newer": lambda content: changed(content, rb"\"version\": 1", rb"\"version\": 2"),
+    "foreign": lambda content: b"\x89PNG\r\n\x1a\n" + content,
+    "text": lambda content: b"not a program\n" * 10,
+    "another kind of op": lambda content: changed(content, rb"\"kind\": \"conv\"", rb"\"kind\": \"cove\""),
+    "another shape": lambda content: changed(content, rb"\"kernel\": [3, 3]", rb"\"kernel\": [3, 4]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_program_is_refused(engine: Engine, tmp_path: Path, damage: str) -> None:
+    path = engine.save(tmp_path / "digits.cofire")
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    with pytest.raises(FileError, match=r"digits\.cofire"):
+        load_program(path)
+
+
+def test_a_missing_program_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"nothing\.cofire"):
+        load_program(tmp_path / "nothing.cofire")
+
+
+# What is not there
+
+
+def test_without_the_extension_compile_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("cofire.runtime._native", raising=False)
+    monkeypatch.setitem(sys.modules, "cofire.runtime._native", None)
+    with pytest.raises(CompileError, match=r"not built: install a C\+\+ compiler"):
+        compile(tiny_plain())
+
+
+def test_a_kernel_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COFIRE_KERNEL", "v99")
+    with pytest.raises(CompileError, match="no kernel set 'v99'"):
+        compile(tiny_plain())
+
+
+def test_a_tuning_that_does_not_fit_is_refused(engine: Engine) -> None:
+    for tuning in ("ref", engine.tuning + " ref", engine.tuning.replace("-", "ref"), "dot " * len(engine.program.ops)):
+        with pytest.raises(CompileError, match="tuning"):
+            Engine(engine.program, tuning=tuning)
+    relaxed = replace(engine.program, threshold=1.0)
+    assert Engine(relaxed, tuning=engine.tuning).tuning == engine.tuning
+    assert lower(tiny_plain()).threshold == 0.0

@@ -52,7 +52,7 @@ Image::Image(const Prepared& prepared, int threads)
       pooled_(up(widest(prepared.program), kLine) + kSlack),
       softmax_(threads * pooled_.size()),
       logits_(pooled_.size()),
-      macs_(threads * kLine) {
+      macs_(2 * threads * kLine) {
     const Program& program = prepared.program;
     const int most = widest(program);
     all_.resize(most);
@@ -88,7 +88,7 @@ void Image::run(const Call& call, int index, const Member& member) {
 void Image::step(int number, const Call& call, int index, const Member& member) {
     const Op& op = prepared_.program.ops[number];
     if (op.decides) decide(op, call, index, member);
-    macs_[member.thread * kLine] = 0;
+    macs(number, member.thread) = 0;
     if (op.kind == Kind::conv) {
         conv(number, member);
     } else {
@@ -112,9 +112,12 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
     if (member.first() && call.macs) {
         int64_t& total = call.macs[index * prepared_.program.ops.size() + number];
         total = 0;
-        for (int thread = 0; thread < member.threads; ++thread) total += macs_[thread * kLine];
+        for (int thread = 0; thread < member.threads; ++thread) total += macs(number, thread);
     }
 }
+
+// Two ops take turns: while the first member still adds up one op's counts, others may be in the next.
+int64_t& Image::macs(int number, int thread) { return macs_[(2 * thread + number % 2) * kLine]; }
 
 // ---- convs and their gates
 
@@ -135,7 +138,7 @@ void Image::conv(int number, const Member& member) {
     if (op.residual) clear_dead(op.src[1], call.out, member.share(call.n_out), member);
     if (peaked)
         for (int f = 0; f < call.n_out; ++f) call.peak[call.out[f]] = -INFINITY;
-    macs_[member.thread * kLine] = prepared_.convs[number]->run(call, member);
+    macs(number, member.thread) = prepared_.convs[number]->run(call, member);
     member.meet();
     if (peaked && member.threads > 1) merge_peaks(op.dst, member);
     if (op.residual && gated) keep_residual(number, member);

@@ -56,6 +56,7 @@ class Image {
     void copy_cat(const Op& op, const Member& member);
     void set_live(const Op& op);
     void give_output(const Call& call, int index, const Member& member);
+    int64_t& macs(int number, int thread);
 
     float* plane(int buffer, int c) { return arena_.data() + prepared_.plan.offsets[buffer] + int64_t(c) * shape(buffer).area(); }
     Shape shape(int buffer) const { return prepared_.program.buffers[buffer]; }
@@ -64,7 +65,7 @@ class Image {
     const Prepared& prepared_;
     Floats arena_, room_, pooled_, softmax_, logits_;
     std::vector<float> peaks_;
-    std::vector<int64_t> peak_offsets_, macs_;  // macs_: per member, of the op that runs
+    std::vector<int64_t> peak_offsets_, macs_;  // macs_: per member, of this op and the one before
     std::vector<Channels> live_, masks_;        // per buffer, per group
     std::vector<int> all_;                      // 0, 1, 2, ...
 };

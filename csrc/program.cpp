@@ -7,7 +7,6 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <set>
 #include <stdexcept>
 #include <string_view>

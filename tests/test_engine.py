@@ -52,7 +52,7 @@ pytest.importorskip("cofire.runtime._native", reason="the native extension was n
 
 DIGITS = (1, 8, 8)
 NAN = float("nan")
-CLOSE = 1e-4  # of the logits' spread, and how near to the threshold a decision may be another
+CLOSE = 1e-4  # of the logits' spread; and of a head's, if that is more than 1: where rounding may decide
 
 
 # Networks
@@ -75,11 +75,11 @@ def tensors(masks: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def check_logits(found: Tensor, wanted: Tensor) -> None:
-    near = CLOSE * float(wanted.std())
+    allowed = CLOSE * float(wanted.std())
     assert found.shape == wanted.shape
-    assert float((found - wanted).abs().max()) <= near
+    assert float((found - wanted).abs().max()) <= allowed
     best = wanted.topk(2).values
-    assert ((found.argmax(1) == wanted.argmax(1)) | (best[:, 0] - best[:, 1] < near)).all()
+    assert ((found.argmax(1) == wanted.argmax(1)) | (best[:, 0] - best[:, 1] < allowed)).all()
 
 
 def check_macs(engine: Engine, model: nn.Module, shape: Shape, batch: int) -> None:
@@ -92,12 +92,17 @@ def check_macs(engine: Engine, model: nn.Module, shape: Shape, batch: int) -> No
         assert macs.tolist() == counted[name].expand(batch).tolist(), name
 
 
+def near(logits: Tensor) -> float:
+    return CLOSE * max(1.0, float(logits.std()))
+
+
 def check_decisions(engine: Engine, masks: Mapping[str, Tensor], logits: Mapping[str, Tensor]) -> None:
     """Up to an image's first decision that differs, and there only where the logit is all but at the threshold."""
     same = torch.ones(len(next(iter(masks.values()))), dtype=torch.bool)
     for group, found in tensors(engine.last_masks).items():
         differ = (found != masks[group]) & same[:, None]
-        assert ((logits[group] - engine.threshold).abs()[differ] <= CLOSE).all(), group
+        away = (logits[group] - engine.threshold).abs()
+        assert (away[differ] <= near(logits[group])).all(), group
         same &= ~differ.any(1)
 
 
@@ -108,7 +113,7 @@ def check_network(engine: Engine, model: nn.Module, x: Tensor) -> None:
     check_macs(engine, model, shape, len(x))
     if not isinstance(model, GatedModel):
         return check_logits(found, in_float64(model, x, {}))
-    model(x)
+    in_float64(model, x, {})
     masks = {group: mask.clone() for group, mask in model.masks.items()}
     logits = {group: decision.logits_BO for group, decision in model.decisions.items()}
     check_decisions(engine, masks, logits)
@@ -119,7 +124,7 @@ def check_network(engine: Engine, model: nn.Module, x: Tensor) -> None:
         assert all(torch.equal(mask, masks[group]) for group, mask in tensors(engine.last_masks).items())
         check_macs(engine, model, shape, len(x))
         for group, values in tensors(engine.logits(x)).items():
-            assert (values - logits[group]).abs().max() <= CLOSE, group
+            assert (values - logits[group]).abs().max() <= near(values), group
     with engine.force(masks, heads=True):
         assert torch.equal(engine(x), found)
 
@@ -382,8 +387,12 @@ def check_program(engine: Engine, x: Tensor, forced: dict[str, Tensor]) -> None:
     for threads in (1, 2):
         engine(torch.full_like(x[:1], NAN), threads)
         engine(torch.full_like(x, NAN), threads)  # leaves NaN in all memory
+        singles = []
+        for number, image in enumerate(x):
+            with engine.force({name: mask[number] for name, mask in forced.items()}):
+                singles.append(engine(image[None], threads))
+        outputs.append(torch.cat(singles))
         with engine.force(forced):
-            outputs.append(torch.stack([engine(image[None], threads)[0] for image in x]))
             outputs.append(engine(x, threads))
             logits = tensors(engine.logits(x))
     masks = tensors(engine.last_masks)
@@ -547,7 +556,7 @@ def test_pooling_keeps_what_is_not_a_number(kind: str, how: str) -> None:
     x.view(63, 63).fill_diagonal_(NAN)
     wanted = interpreter.run(engine.program, x)[0]
     assert torch.equal(engine(x).isnan(), wanted.isnan())
-    assert torch.allclose(engine(x), wanted, equal_nan=True)
+    assert torch.allclose(engine(x), wanted, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("act", get_args(Act))

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-OPTIONAL = ["PIL", "matplotlib", "pyarrow", "scipy", "sklearn", "timm", "torchvision"]
+OPTIONAL = [
+    *("MNN", "PIL", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino"),
+    *("pnnx", "pyarrow", "scipy", "sklearn", "timm", "torchvision"),
+]
 
 IMPORT_EVERY_MODULE = """
 import importlib, pkgutil

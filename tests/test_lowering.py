@@ -189,6 +189,18 @@ def test_a_group_has_its_head_on_its_first_conv() -> None:
     assert len(seen) > len(program.groups)  # depthwise convs follow
 
 
+@pytest.mark.parametrize(
+    "options", [{"softmax": False}, {"bias": False}, {"pool": "avg", "softmax": False, "bias": False}]
+)
+def test_every_option_of_a_head(options: dict[str, Any]) -> None:
+    shape = (1, 8, 8)
+    program = check(gated_as(settled(tiny_plain(), shape), shape, FTWT(always=True, **options)), shape, batch=4)
+    (head, *_) = (op.gate.head for op in program.ops if op.gate is not None)
+    assert head is not None
+    assert (head.softmax, head.pool) == (options.get("softmax", True), options.get("pool", "max"))
+    assert (head.bias is None) == ("bias" in options)
+
+
 def test_the_batch_and_the_threshold_are_free() -> None:
     gated = tiny_gated(always=True).eval()
     gated.threshold = 0.1
@@ -777,3 +789,21 @@ def test_a_truncated_damaged_or_foreign_file_is_refused(written: tuple[Path, Pro
         read(tmp_path / "model" / "model.safetensors")
     with pytest.raises(FileError, match="cannot be read"):
         read(tmp_path / "none.cofire")
+
+
+def test_no_change_of_a_byte_goes_unnoticed(written: tuple[Path, Program]) -> None:
+    path, program = written
+    content = path.read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    end = 8 + int.from_bytes(content[:8], "little")
+    for place in [*torch.randint(0, end, (150,), generator=generator).tolist(), end, end + 1, len(content) - 1]:
+        changed = bytearray(content)
+        changed[place] ^= 1 << (place % 8)
+        path.write_bytes(changed)
+        try:
+            found = read(path)
+        except FileError:
+            continue
+        # Only what a header means can change without contradiction, such as a name.
+        assert place < end
+        assert len(found.ops) == len(program.ops)

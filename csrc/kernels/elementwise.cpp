@@ -40,7 +40,7 @@ struct Silu {
 
 inline float top(vec x) {
     float best = x[0];
-    for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
+    for (int i = 1; i < kLanes; ++i) best = x[i] > best || x[i] != x[i] ? x[i] : best;
     return best;
 }
 
@@ -129,21 +129,24 @@ void dot(const float* w, int nk, const float* x, int64_t ldx, int count, float* 
     for (; count >= 1; --count, x += ldx, ++out) dots<1>(w, nk, x, ldx, out);
 }
 
+// Unlike max, keeps the NaN of either.
+static inline vec either(vec x, vec y) { return x != x ? x : max(y, x); }
+
 void maximum(const float* x, int n, float* y) {
     int i = 0;
-    for (; i + kLanes <= n; i += kLanes) store(y + i, max(load(x + i), load(y + i)));
-    for (; i < n; ++i) y[i] = x[i] < y[i] ? y[i] : x[i];
+    for (; i + kLanes <= n; i += kLanes) store(y + i, either(load(x + i), load(y + i)));
+    for (; i < n; ++i) y[i] = x[i] > y[i] || x[i] != x[i] ? x[i] : y[i];
 }
 
 float largest(const float* x, int n) {
     vec best[2] = {splat(kLowest), splat(kLowest)};
     int i = 0;
     for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-        best[0] = max(load(x + i), best[0]);
-        best[1] = max(load(x + i + kLanes), best[1]);
+        best[0] = either(load(x + i), best[0]);
+        best[1] = either(load(x + i + kLanes), best[1]);
     }
-    float value = top(max(best[0], best[1]));
-    for (; i < n; ++i) value = x[i] > value ? x[i] : value;
+    float value = top(either(best[0], best[1]));
+    for (; i < n; ++i) value = x[i] > value || x[i] != x[i] ? x[i] : value;
     return value;
 }
 

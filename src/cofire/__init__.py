@@ -30,6 +30,17 @@ The files, in the data's way; each imports only from files above it:
         base.py          what a gate is; the registry of methods
         ftwt.py          Fire Together Wire Together
     gating.py            gate(model, config) -> GatedModel
+    runtime/
+        _native.pyi      what the compiled module offers
+        program.py       a program: ops on buffers, and its file
+        building.py      calls -> ops, one by one
+        elementwise.py   which activation or scaling a function is
+        folding.py       ops that can be one become one
+        gates.py         a gated model's gates as the program has them
+        lowering.py      model -> program
+        engine.py        compile(model) -> Engine
+        latency.py       milliseconds at any keep rate
+        classify.py      a picture through an engine
     estimate.py          cost of a config before training; ratio for a budget
     signatures.py        filters per group: uniform, Taylor, from a file
     persistence.py       save, load
@@ -37,11 +48,23 @@ The files, in the data's way; each imports only from files above it:
     runlog.py            the log of a run, one JSON object per line
     checkpoints.py       a run's state on disk
     training.py          fit(), Recipe
-    runtime/
-        _native.pyi      what the compiled module offers
     provenance.py        machine, versions, commit of a number
     experiment.py        a recipe file, and the verbs that carry it out
     demo.py              the whole method on digits
+    export.py            model -> ONNX
+    bench/
+        rounds.py        interleaved timings
+        masks.py         random masks of a wanted cost
+        ours.py          our engine as the bench sees it
+        portable.py      one ONNX form for all peers
+        peers.py         the other engines
+        sliced.py        the paper's way: weights sliced per call
+        results.py       what a bench found
+        run.py           bench(plan) -> Result
+        program.py       a program alone
+        report.py        tables and plots
+        paper.py         the paper's latency table
+        command.py       the bench's command line
     cli.py               the command line
 """
 
@@ -56,6 +79,7 @@ from cofire.backbones import (
 from cofire.cost import Cost, cost
 from cofire.errors import (
     CofireError,
+    CompileError,
     ConfigError,
     DataError,
     FileError,
@@ -71,6 +95,7 @@ from cofire.gating import GatedModel, gate, mask_loss
 from cofire.graph import Graph, trace
 from cofire.persistence import load, save
 from cofire.provenance import version as _version
+from cofire.runtime.engine import Engine, compile, load_program
 from cofire.training import FitResult, Recipe, fit
 from cofire.units import Placement, Unit, Units
 
@@ -81,10 +106,12 @@ __all__ = [
     "AbstractGate",
     "Backbone",
     "CofireError",
+    "CompileError",
     "ConfigError",
     "Cost",
     "DataError",
     "Decision",
+    "Engine",
     "Estimate",
     "FileError",
     "FitResult",
@@ -100,6 +127,7 @@ __all__ = [
     "TrainingError",
     "Unit",
     "Units",
+    "compile",
     "cost",
     "create_backbone",
     "data",
@@ -109,6 +137,7 @@ __all__ = [
     "gate",
     "list_backbones",
     "load",
+    "load_program",
     "load_weights",
     "mask_loss",
     "register_backbone",

@@ -14,6 +14,7 @@ from rich.logging import RichHandler
 
 from cofire import data, demo, experiment
 from cofire.backbones import list_backbones
+from cofire.bench.command import bench
 from cofire.cost import cost
 from cofire.errors import CofireError, ConfigError
 from cofire.estimate import RATIOS
@@ -22,6 +23,9 @@ from cofire.gating import GatedModel, describe_backbone
 from cofire.graph import trace
 from cofire.persistence import load
 from cofire.provenance import version
+from cofire.runtime.classify import classify
+from cofire.runtime.engine import load_program
+from cofire.runtime.program import read as read_program
 
 app = typer.Typer(
     name="cofire",
@@ -31,7 +35,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Networks that compute only what an input needs: dynamic channel pruning of CNNs.\n\n"
     "A typical session: `cofire solve RECIPE --macs 0.5` (which r gives half the MACs?), "
-    "`cofire train RECIPE --set gate.ratio=... --out runs/a`, `cofire eval runs/a`.\n\n"
+    "`cofire train RECIPE --set gate.ratio=... --out runs/a`, `cofire eval runs/a`, "
+    "`cofire compile runs/a -o a.cofire`, `cofire run a.cofire PICTURE`, `cofire bench runs/a`.\n\n"
     "Exit codes: 0 done, 2 something you can fix (the message says what), 130 interrupted.",
 )
 out = Console()
@@ -121,9 +126,44 @@ def evaluate(
     _show(as_json, report.to_json(), report)
 
 
+@app.command(name="compile")
+def compile_run(
+    run: RunFolder,
+    path: Annotated[Path, typer.Option("--out", "-o", help="The program file to write, e.g. model.cofire.")],
+    as_json: AsJson = False,
+) -> None:
+    """A run's model as a program for the native engine. It takes pixels in [0, 1]; normalising is part of it."""
+    engine = experiment.compile_run(run)
+    engine.save(path)
+    described = {"program": str(path), "kernel": engine.kernel, "input_shape": list(engine.input_shape)}
+    _show(as_json, described, f"{path}: {engine.input_shape} on kernels {engine.kernel}; try it: cofire run {path} PICTURE")
+
+
+@app.command()
+def run(
+    path: Annotated[Path, typer.Argument(help="A program that `cofire compile` made.", metavar="PROGRAM")],
+    pictures: Annotated[list[Path], typer.Argument(help="Pictures; resized and cropped to the program's input.")],
+    threads: Annotated[int, typer.Option(min=1, help="Threads for one picture.")] = 1,
+    threshold: Annotated[float | None, typer.Option(help="Run filters with a logit above this (trained: 0).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to print.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Classify pictures with a program: the best classes, what was computed, and how long it took."""
+    engine = load_program(path)
+    if threshold is not None:
+        engine.threshold = threshold
+    answers = [classify(engine, picture, threads, top) for picture in pictures]
+    _show(as_json, [answer.to_json() for answer in answers], "\n".join(map(str, answers)))
+
+
+app.command(name="bench")(bench)
+
+
 @app.command()
 def info(
-    what: Annotated[Path | None, typer.Argument(help="A run folder or a recipe; nothing: what cofire has.")] = None,
+    what: Annotated[
+        Path | None, typer.Argument(help="A run folder, a recipe or a program; nothing: what cofire has.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -135,6 +175,10 @@ def info(
             known,
             "\n".join(f"{k}: {v if isinstance(v, str) else ', '.join(v)}" for k, v in known.items()),
         )
+        return
+    if what.suffix == ".cofire":
+        program = read_program(what)
+        _show(as_json, program.describe(), program)
         return
     if what.is_dir():
         model = load(what)

@@ -25,6 +25,8 @@ from cofire.gating import GatedModel, describe_backbone, gate
 from cofire.graph import trace
 from cofire.persistence import load, save
 from cofire.provenance import provenance
+from cofire.runtime.engine import Engine, normalised
+from cofire.runtime.lowering import lower
 from cofire.strict import differences, override, structure, unstructure
 from cofire.training import FitResult, Recipe, fit, processes
 
@@ -290,6 +292,12 @@ def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:
             raise ConfigError("threshold: this run has no gates")
         model.threshold = threshold
     return evaluate(model, sets.test.loader(experiment.data.eval_batch_size))
+
+
+def compile_run(run: str | Path) -> Engine:
+    """A finished run's model as an engine that takes pixels in [0, 1]: the run's normalisation is its first op."""
+    test = read_sets(read_run(run)).test
+    return Engine(normalised(lower(load(run)), test.mean, test.std))
 
 
 def read_run(run: str | Path) -> Experiment:

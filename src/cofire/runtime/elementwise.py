@@ -25,9 +25,7 @@ _FUNCTIONS: dict[Act, Function] = {
     "hardsigmoid": F.hardsigmoid,
 }
 # Both sides of every bend, close to zero and far from it, so that no two functions look alike by chance.
-_PROBE_N = torch.cat(
-    [torch.linspace(-8, 8, 65), torch.tensor([-1e4, -40, -1e-3, -1e-6, 1e-6, 1e-3, 40, 1e4])]
-).double()
+_PROBE_N = torch.cat([torch.linspace(-8, 8, 65), torch.tensor([-1e4, -40, -1e-3, -1e-6, 1e-6, 1e-3, 40, 1e4])]).double()
 _ZERO, _ONE, _MINUS_ONE = (int(_PROBE_N.eq(value).nonzero()) for value in (0, 1, -1))
 
 

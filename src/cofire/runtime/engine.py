@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files import write_atomically, write_text
 from cofire.runtime.lowering import lower
-from cofire.runtime.program import Conv, Program, read, to_bytes
+from cofire.runtime.program import Affine, Conv, Program, read, to_bytes
 from cofire.text import rendered
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class _Last(threading.local):
     masks: NDArray[np.uint8] | None = None
     macs: NDArray[np.int64] | None = None
     forced: Mapping[str, NDArray[np.uint8]] | None = None
+    flat: NDArray[np.uint8] | None = None  # ``forced`` as the last call's batch size needs it
     heads = False
 
 
@@ -130,12 +131,15 @@ class Engine:
         Groups left out decide for themselves. With ``heads=True`` heads are evaluated all the same: what a gated
         model costs, with masks of your choice.
         """
-        before = self._last.forced, self._last.heads
-        self._last.forced, self._last.heads = {name: self._mask(name, mask) for name, mask in masks.items()}, heads
+        last = self._last
+        before = last.forced, last.heads
+        last.forced, last.heads = {name: self._mask(name, mask) for name, mask in masks.items()}, heads
+        last.flat = None
         try:
             yield
         finally:
-            self._last.forced, self._last.heads = before
+            last.forced, last.heads = before
+            last.flat = None
 
     def logits(self, x_BCHW: Any) -> dict[str, NDArray[np.float32]]:
         """Group -> (B, O): what the heads say, filter by filter; a filter runs if it is above the threshold."""
@@ -191,8 +195,12 @@ class Engine:
             if x_BCHW.device.type != "cpu":
                 raise DataError(f"images must be on the CPU, got {x_BCHW.device}; pass x.cpu()")
             x = x_BCHW.detach().numpy() if x_BCHW.dtype == torch.float32 else x_BCHW
+        elif isinstance(x_BCHW, np.ndarray):
+            x = x_BCHW
+        elif hasattr(x_BCHW, "__dlpack__"):
+            x = np.from_dlpack(x_BCHW)
         else:
-            x = x_BCHW if isinstance(x_BCHW, np.ndarray) else np.from_dlpack(x_BCHW)
+            raise DataError(f"images must be a tensor or an array, got {type(x_BCHW).__name__}")
         shape, kind = tuple(x.shape), str(x.dtype)
         if len(shape) != 4 or shape[1:] != self.input_shape:
             wanted = ", ".join(map(str, self.input_shape))
@@ -210,21 +218,23 @@ class Engine:
         return np.atleast_2d(found > 0.5).astype(np.uint8)
 
     def _forced(self, batch: int) -> tuple[NDArray[np.uint8] | None, list[bool]]:
-        masks = self._last.forced
+        masks, last = self._last.forced, self._last
         if not masks:
             return None, []
-        rows = []
-        for name, filters in self._groups.items():
-            mask = masks.get(name, np.zeros((1, filters), np.uint8))
-            if len(mask) not in (1, batch):
-                raise ConfigError(f"group {name!r}: a forced mask must have one row or {batch}, got {len(mask)}")
-            rows.append(np.broadcast_to(mask, (batch, filters)).ravel())
-        return np.concatenate(rows), [name in masks for name in self._groups]
+        if last.flat is None or last.flat.size != batch * self._filters:
+            rows = []
+            for name, filters in self._groups.items():
+                mask = masks.get(name, np.zeros((1, filters), np.uint8))
+                if len(mask) not in (1, batch):
+                    raise ConfigError(f"group {name!r}: a forced mask must have one row or {batch}, got {len(mask)}")
+                rows.append(np.broadcast_to(mask, (batch, filters)).ravel())
+            last.flat = np.concatenate(rows)
+        return last.flat, [name in masks for name in self._groups]
 
     def _by_group(self, flat: NDArray[Any], batch: int) -> list[NDArray[Any]]:
         ends = np.cumsum([batch * filters for filters in self._groups.values()])
         parts = np.split(flat, ends[:-1]) if len(ends) else []
-        return [part.reshape(batch, -1) for part in parts]
+        return [part.reshape(batch, filters) for part, filters in zip(parts, self._groups.values(), strict=True)]
 
 
 def compile(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> Engine:
@@ -242,6 +252,23 @@ def compile(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -
     return Engine(lower(model, input_shape))
 
 
+def normalised(program: Program, mean: tuple[float, ...], std: tuple[float, ...]) -> Program:
+    """The program with ``(x - mean) / std`` as its first op, per channel: it takes pixels in [0, 1] then."""
+    first = Affine(
+        name="normalise",
+        src=(len(program.buffers),),
+        dst=program.input,
+        gate=None,
+        lift=True,
+        act="none",
+        slope=0.0,
+        scale=torch.tensor([1 / s for s in std]),
+        shift=torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]),
+    )
+    buffers = (*program.buffers, program.buffers[program.input])
+    return replace(program, input=len(program.buffers), buffers=buffers, ops=(first, *program.ops))
+
+
 def load_program(path: str | Path) -> Engine:
     """The engine of a program file. The tuning beside it is used if it was made on this kind of machine.
 
@@ -256,7 +283,9 @@ def load_program(path: str | Path) -> Engine:
         known = ""
     try:
         engine = Engine(program, tuning=known)
-    except CompileError:
+    except CompileError as error:
+        if str(error).startswith("invalid program file"):
+            raise FileError(f"{path} is damaged: {error}") from error
         if not known:
             raise
         engine, known = Engine(program), ""  # the tuning is of another program

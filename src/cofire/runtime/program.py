@@ -195,7 +195,7 @@ def to_bytes(program: Program) -> bytes:
     """The content of the program's file."""
     tensors: dict[str, Tensor] = {}
     ops = [_op_table(op, str(number), tensors) for number, op in enumerate(program.ops)]
-    data = b"".join(tensor.numpy().astype("<f4").tobytes() for tensor in tensors.values())
+    data = b"".join(tensor.numpy().astype("<f4", copy=False).data for tensor in tensors.values())
     table = {
         "version": VERSION,
         "input": program.input,
@@ -232,10 +232,10 @@ def read(path: str | Path) -> Program:
     if hashlib.sha256(data).hexdigest() != table.pop("sha256", None):
         raise FileError(f"{path} is damaged: its checksum is wrong; compile the model again")
     try:
-        tensors = safetensors.torch.load(content)
+        tensors = _tensors(content)
         ops = tuple(_op(op, tensors) for op in table.pop("ops"))
         program = structure(Program, {**table, "ops": ops}, "program")
-    except (ConfigError, safetensors.SafetensorError, KeyError, TypeError, AttributeError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} is damaged: {error}") from error
     if tensors:
         raise FileError(f"{path} is damaged: no op uses its tensors {', '.join(sorted(tensors)[:3])}")
@@ -251,7 +251,7 @@ def _header(path: Path, content: bytes) -> tuple[dict[str, Any], bytes]:
         header = json.loads(content[8:start])
         table = json.loads(header.pop("__metadata__")[_KEY])
         version = table.pop("version")
-        size = max((entry["data_offsets"][1] for entry in header.values()), default=0)
+        size = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} is not a program file: its header has no readable {_KEY!r} entry") from error
     if version != VERSION:
@@ -262,6 +262,14 @@ def _header(path: Path, content: bytes) -> tuple[dict[str, Any], bytes]:
     if len(content) != start + size:
         raise FileError(f"{path} is truncated or damaged: it must have {start + size} bytes, got {len(content)}")
     return table, content[start:]
+
+
+def _tensors(content: bytes) -> dict[str, Tensor]:
+    tensors = safetensors.torch.load(content)
+    others = sorted(name for name, tensor in tensors.items() if tensor.dtype != torch.float32)
+    if others:
+        raise ConfigError(f"all tensors must be float32, but {others[0]!r} is {tensors[others[0]].dtype}")
+    return tensors
 
 
 def _op_table(op: Op, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -89,7 +89,7 @@ bool is_winograd(int m, const Op& op) {
     const int taps = (op.kernel.h + op.stride.h - 1) / op.stride.h;
     return op.groups == 1 && op.kernel.h == op.kernel.w && op.stride.h == op.stride.w && op.stride.h <= 2 &&
            op.kernel.h >= op.stride.h && op.dilation.h == 1 && op.dilation.w == 1 &&
-           (m == 2 ? taps == 3 : taps >= 2 && taps <= 4);
+           taps >= 2 && taps <= (m == 2 ? 3 : 4);
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
     if (is_winograd(4, op) && std::min(y.h, y.w) > 6) found.push_back("wino4");
     if (is_winograd(2, op) && y.area() > 4 && y.area() <= 28 * 28) found.push_back("wino2");
     found.push_back("gemm");
-    if (op.kernel.h * op.kernel.w > 1 && y.area() <= 16 * 16) found.push_back("im2col");
+    if (op.groups == 1 && y.area() > 4 && (op.kernel.h * op.kernel.w == 1 || y.area() <= 16 * 16)) found.push_back("im2col");
     found.push_back("ref");
     return found;
 }
@@ -110,8 +110,8 @@ std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf
     if (algorithm == "ref") return std::make_unique<Reference>(op, x, y);
     if (algorithm == "wino4" && is_winograd(4, op)) return make_winograd(4, leaf, op, x, y);
     if (algorithm == "wino2" && is_winograd(2, op)) return make_winograd(2, leaf, op, x, y);
-    if (algorithm == "gemm") return make_gemm(false, leaf, op, x, y);
-    if (algorithm == "im2col") return make_gemm(true, leaf, op, x, y);
+    if (algorithm == "gemm") return make_gemm(leaf, op, x, y);
+    if (algorithm == "im2col" && op.groups == 1) return make_im2col(leaf, op, x, y);
     if (algorithm == "dot" && op.groups == 1) return make_dot(leaf, op, x, y);
     if (algorithm == "depthwise" && is_depthwise(op, x, y)) return make_depthwise(leaf, op, x, y);
     throw std::runtime_error("conv '" + op.name + "' cannot run with algorithm '" + algorithm + "'");

@@ -12,7 +12,8 @@
 namespace cofire {
 
 std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y);
-std::unique_ptr<AbstractConv> make_gemm(bool columns, const Leaf& leaf, const Op& op, Shape x, Shape y);
+std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y);
+std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y);
 std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y);
 std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y);
 
@@ -50,7 +51,7 @@ class Phases {
     int pitch() const { return wide_; }               // floats from one output line to the next
     int64_t size() const { return size_; }            // floats of one split plane
     const std::vector<int>& taps() const { return taps_; }  // offset of each tap, row by row
-    void split(const float* plane, float* to) const;
+    void split(const Leaf& leaf, const float* plane, float* to) const;
 
    private:
     const Shape x_;

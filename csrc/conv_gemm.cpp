@@ -20,90 +20,106 @@ Phases::Phases(const Op& op, Shape x, Shape y) : x_(x), stride_(op.stride), padd
         }
 }
 
-void Phases::split(const float* plane, float* to) const {
+void Phases::split(const Leaf& leaf, const float* plane, float* to) const {
     for (int py = 0; py < stride_.h; ++py)
-        for (int px = 0; px < stride_.w; ++px)
+        for (int px = 0; px < stride_.w; ++px) {
+            // columns [begin, end) of the phase lie inside the plane
+            const int begin = std::min(std::max((padding_.left - px + stride_.w - 1) / stride_.w, 0), wide_);
+            const int inside = (x_.w + padding_.left - px + stride_.w - 1) / stride_.w;
+            const int end = std::min(std::max(inside, begin), wide_);
             for (int line = 0; line < high_; ++line, to += wide_) {
                 const int y = line * stride_.h + py - padding_.top;
-                // columns [begin, end) of the phase lie inside the plane
-                const int begin = std::min(std::max((padding_.left - px + stride_.w - 1) / stride_.w, 0), wide_);
-                const int inside = (x_.w + padding_.left - px + stride_.w - 1) / stride_.w;
-                const int end = y < 0 || y >= x_.h ? begin : std::min(std::max(inside, begin), wide_);
-                std::fill(to, to + begin, 0.0f);
-                const float* from = plane + int64_t(y) * x_.w + px - padding_.left;
-                if (stride_.w == 1)
-                    std::copy(from + begin, from + end, to + begin);
-                else if (stride_.w == 2)
-                    for (int i = begin; i < end; ++i) to[i] = from[2 * i];
-                else
-                    for (int i = begin; i < end; ++i) to[i] = from[int64_t(i) * stride_.w];
-                std::fill(to + end, to + wide_, 0.0f);
+                const bool outside = y < 0 || y >= x_.h;
+                for (int i = 0; i < (outside ? wide_ : begin); ++i) to[i] = 0;
+                if (outside) continue;
+                leaf.take(plane + int64_t(y) * x_.w + int64_t(begin) * stride_.w + px - padding_.left, stride_.w, end - begin,
+                          to + begin);
+                for (int i = end; i < wide_; ++i) to[i] = 0;
             }
+        }
 }
 
 namespace {
 
-constexpr int64_t kInputs = 48 * 1024;  // floats of input that a block of output pixels reads
-constexpr int kMostColumns = 1024;
+// The weights of each filter in a row, rows a little apart.
+class WeightRows {
+   public:
+    WeightRows(const Op& op, Shape x, Shape y)
+        : inputs_(x.c / op.groups),
+          length_(inputs_ * op.kernel.h * op.kernel.w),
+          pitch_(odd_lines(length_)),
+          weights_(y.c * pitch_ + kSlack) {
+        for (int o = 0; o < y.c; ++o) std::copy_n(op.weight + int64_t(o) * length_, length_, weights_.data() + o * pitch_);
+    }
 
+    int inputs() const { return inputs_; }  // that a filter reads
+
+    // Rows of the filters [f, f + size) of a call, and of those that come next before `end`.
+    void rows(const ConvCall& call, int f, int size, int end, const float** rows, const float** ahead) const {
+        for (int r = 0; r < size; ++r) {
+            rows[r] = weights_.data() + call.out[f + r] * pitch_;
+            ahead[r] = weights_.data() + call.out[std::min(f + size + r, end - 1)] * pitch_;
+        }
+    }
+
+   private:
+    int inputs_, length_;
+    int64_t pitch_;
+    Floats weights_;
+};
+
+constexpr int64_t kInputs = 48 * 1024;  // floats of input that a block of output pixels reads
+constexpr int kMostColumns = 512;
+
+// Inputs as they lie, or split by phase: an output line is a sum of shifted input lines.
 class Gemm final : public AbstractConv {
    public:
-    // `columns`: inputs are copied tap by tap, which leaves no gaps between output lines: for small maps.
-    Gemm(bool columns, const Leaf& leaf, const Op& op, Shape x, Shape y)
-        : columns_(columns),
-          leaf_(leaf),
+    Gemm(const Leaf& leaf, const Op& op, Shape x, Shape y)
+        : leaf_(leaf),
           op_(op),
           x_(x),
           y_(y),
           phases_(op, x, y),
           taps_(op.kernel.h * op.kernel.w),
-          in_per_group_(x.c / op.groups),
-          out_per_group_(y.c / op.groups),
-          ldw_(odd_lines(int64_t(in_per_group_) * taps_)),
-          weights_(y.c * ldw_ + kSlack) {
-        for (int o = 0; o < y.c; ++o)
-            std::copy_n(op.weight + int64_t(o) * in_per_group_ * taps_, in_per_group_ * taps_, weights_.data() + o * ldw_);
-        const bool as_is = !columns && taps_ == 1 && op.stride.h == 1 && op.stride.w == 1 && x == Shape{x.c, y.h, y.w} &&
-                           op.padding.top == 0 && op.padding.left == 0;
-        source_size_ = as_is ? x.area() : columns ? taps_ * up(y.area(), kLine) : odd_lines(phases_.size());
-        copies_ = !as_is;
-        const bool gapless = as_is || columns || y.h == 1 || phases_.pitch() == y.w;
+          weights_(op, x, y),
+          copies_(!(taps_ == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() && op.padding.top == 0 &&
+                    op.padding.left == 0)),
+          source_size_(copies_ ? odd_lines(phases_.size()) : x.area()) {
+        const bool gapless = !copies_ || phases_.pitch() == y.w;
         pitch_ = gapless ? y.area() : phases_.pitch();
         lines_ = gapless ? 1 : y.h;
         length_ = gapless ? y.area() : y.w;
     }
 
-    const char* name() const override { return columns_ ? "im2col" : "gemm"; }
+    const char* name() const override { return "gemm"; }
 
     int64_t room(int threads) const override {
-        return 2 * tables_room() + (copies_ ? x_.c * source_size_ + phases_room() * threads : 0) + threads * sums_room() +
-               kSlack;
+        return 2 * tables_room() + (copies_ ? x_.c * source_size_ : 0) + threads * kMaxRows * sums_pitch() + kSlack;
     }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
         int* wk = reinterpret_cast<int*>(call.room);
         int* xk = wk + tables_room();
         float* source = call.room + 2 * tables_room();
-        float* sums = source + (copies_ ? x_.c * source_size_ + phases_room() * member.threads : 0) +
-                      member.thread * sums_room();
+        float* sums = source + (copies_ ? x_.c * source_size_ : 0) + member.thread * kMaxRows * sums_pitch();
         if (copies_) {
             const Range mine = member.share(call.n_in);
-            float* phases = source + x_.c * source_size_ + phases_room() * member.thread;
             for (int k = mine.begin; k < mine.end; ++k)
-                copy(call.x + int64_t(call.in[k]) * x_.area(), source + k * source_size_, phases);
+                phases_.split(leaf_, call.x + int64_t(call.in[k]) * x_.area(), source + k * source_size_);
         }
         if (member.first())
             for (int k = 0; k < call.n_in; ++k)
                 for (int tap = 0; tap < taps_; ++tap) {
-                    wk[k * taps_ + tap] = call.in[k] % in_per_group_ * taps_ + tap;
-                    xk[k * taps_ + tap] = int((copies_ ? k : call.in[k]) * source_size_) + tap_offset(tap);
+                    wk[k * taps_ + tap] = call.in[k] % weights_.inputs() * taps_ + tap;
+                    xk[k * taps_ + tap] =
+                        int((copies_ ? k : call.in[k]) * source_size_) + (copies_ ? phases_.taps()[tap] : 0);
                 }
         member.meet();
         int64_t macs = 0;
         for (int group = 0, i = 0, f = 0; group < op_.groups; ++group) {
             int i_end = i, f_end = f;
-            while (i_end < call.n_in && call.in[i_end] < (group + 1) * in_per_group_) ++i_end;
-            while (f_end < call.n_out && call.out[f_end] < (group + 1) * out_per_group_) ++f_end;
+            while (i_end < call.n_in && call.in[i_end] < (group + 1) * weights_.inputs()) ++i_end;
+            while (f_end < call.n_out && call.out[f_end] < (group + 1) * (y_.c / op_.groups)) ++f_end;
             const Table table{wk + i * taps_, xk + i * taps_, (i_end - i) * taps_, copies_ ? source : call.x};
             macs += multiply(call, {f, f_end}, table, sums, member);
             i = i_end, f = f_end;
@@ -119,84 +135,172 @@ class Gemm final : public AbstractConv {
     };
 
     int64_t tables_room() const { return up(int64_t(x_.c) * taps_, kLine); }
-    int64_t phases_room() const { return columns_ ? odd_lines(phases_.size()) + kSlack : 0; }
-    int64_t sums_room() const { return kMaxRows * sums_pitch(); }
-    int64_t sums_pitch() const { return odd_lines(std::max(kMostColumns, pitch_ > kMostColumns && lines_ > 1 ? pitch_ : 0) + kSlack); }
-
-    int tap_offset(int tap) const { return columns_ ? int(tap * up(y_.area(), kLine)) : phases_.taps()[tap] * copies_; }
-
-    void copy(const float* plane, float* to, float* phases) const {
-        if (!columns_) return phases_.split(plane, to);
-        phases_.split(plane, phases);
-        for (int tap = 0; tap < taps_; ++tap)
-            for (int line = 0; line < y_.h; ++line)
-                std::copy_n(phases + phases_.taps()[tap] + int64_t(line) * phases_.pitch(), y_.w,
-                            to + tap_offset(tap) + line * y_.w);
-    }
+    int64_t sums_pitch() const { return odd_lines(std::max(kMostColumns, lines_ > 1 ? pitch_ : 0) + kSlack); }
 
     // Blocks of whole lines where lines have gaps, else of columns.
     int64_t multiply(const ConvCall& call, Range filters, const Table& table, float* sums, const Member& member) const {
-        const int n = filters.end - filters.begin;
-        const int64_t per_column = std::max(1, table.nk / (columns_ ? 1 : taps_)) * (columns_ ? 1 : op_.stride.h * op_.stride.w);
-        int64_t columns = std::min<int64_t>(std::max<int64_t>(kInputs / per_column, 96), kMostColumns);
-        const int64_t all = int64_t(lines_) * pitch_;
-        int step;  // lines, or columns
-        if (lines_ > 1)
-            step = int(std::max<int64_t>(columns / pitch_, 1));
-        else
-            step = int(up((all + (all + columns - 1) / columns - 1) / ((all + columns - 1) / columns), 16));
+        const int64_t per_column = std::max(1, table.nk / taps_) * op_.stride.h * op_.stride.w;
+        const int64_t columns = std::min<int64_t>(std::max<int64_t>(kInputs / per_column, 96), kMostColumns);
+        const int step = int(lines_ > 1 ? std::max<int64_t>(columns / pitch_, 1) : up(columns, kLine));
         const int total = lines_ > 1 ? lines_ : pitch_, blocks = (total + step - 1) / step;
-        // Few blocks: members share the filters instead.
-        const bool by_block = blocks >= 2 * member.threads;
-        const Member alone{0, 1, nullptr};
-        const Range mine_blocks = by_block ? member.share(blocks) : Range{0, blocks};
-        const Range mine = (by_block ? alone : member).share(n);
+        const bool by_block = blocks >= 2 * member.threads;  // few blocks: members share the filters instead
+        const Range mine = by_block ? member.share(blocks) : Range{0, blocks};
+        const Range part = by_block ? Range{0, filters.end - filters.begin} : member.share(filters.end - filters.begin);
         int64_t macs = 0;
-        for (int block = mine_blocks.begin; block < mine_blocks.end; ++block) {
+        for (int block = mine.begin; block < mine.end; ++block) {
             const int begin = block * step, count = std::min(step, total - begin);
-            macs += lines_ > 1 ? multiply_block(call, filters.begin + mine.begin, filters.begin + mine.end, table, sums,
-                                                begin * pitch_, count, begin * length_)
-                               : multiply_block(call, filters.begin + mine.begin, filters.begin + mine.end, table, sums, begin,
-                                                count, begin);
+            const Lines lines = lines_ > 1 ? Lines{begin * int64_t(pitch_), begin * int64_t(length_), count, pitch_, length_}
+                                           : Lines{begin, begin, 1, count, count};
+            macs += multiply_block(call, {filters.begin + part.begin, filters.begin + part.end}, table, sums, lines);
         }
         return macs;
     }
 
-    int64_t multiply_block(const ConvCall& call, int f, int end, const Table& table, float* sums, int64_t from, int count,
-                           int64_t to) const {
-        const int columns = lines_ > 1 ? (count - 1) * pitch_ + length_ : count, pixels = lines_ > 1 ? count * length_ : count;
+    struct Lines {
+        int64_t from, to;  // in a source, in an output plane
+        int count, pitch, length;
+    };
+
+    int64_t multiply_block(const ConvCall& call, Range filters, const Table& table, float* sums, const Lines& lines) const {
         int64_t macs = 0;
-        for (int size; f < end; f += size) {
-            size = group_size(end - f);
+        for (int f = filters.begin, size; f < filters.end; f += size) {
+            size = group_size(filters.end - f);
             const float *rows[kMaxRows], *ahead[kMaxRows];
+            weights_.rows(call, f, size, filters.end, rows, ahead);
+            leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from,
+                       (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead);
             for (int r = 0; r < size; ++r) {
-                rows[r] = weights_.data() + call.out[f + r] * ldw_;
-                ahead[r] = weights_.data() + call.out[std::min(f + size + r, end - 1)] * ldw_;
-            }
-            leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + from, columns, sums, sums_pitch(), ahead);
-            for (int r = 0; r < size; ++r) {
-                if (lines_ > 1) close_gaps(sums + r * sums_pitch(), count, pitch_, length_);
+                close_gaps(sums + r * sums_pitch(), lines.count, lines.pitch, lines.length);
                 const int o = call.out[f + r];
-                const int64_t at = int64_t(o) * y_.area() + to;
-                leaf_.finish(sums + r * sums_pitch(), pixels, op_.bias[o], call.residual ? call.residual + at : nullptr,
-                             op_.act, op_.slope, call.y + at, call.peak ? call.peak + o : nullptr);
+                const int64_t at = int64_t(o) * y_.area() + lines.to;
+                leaf_.finish(sums + r * sums_pitch(), lines.count * lines.length, op_.bias[o],
+                             call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
+                             call.peak ? call.peak + o : nullptr);
             }
-            macs += int64_t(size) * table.nk * pixels;
+            macs += int64_t(size) * table.nk * lines.count * lines.length;
         }
         return macs;
     }
 
-    const bool columns_;
     const Leaf& leaf_;
     const Op& op_;
     const Shape x_, y_;
     const Phases phases_;
-    const int taps_, in_per_group_, out_per_group_;
-    const int64_t ldw_;
-    Floats weights_;
-    bool copies_;
-    int64_t source_size_;           // floats of one input in the table's x
+    const int taps_;
+    const WeightRows weights_;
+    const bool copies_;
+    const int64_t source_size_;     // floats of one input in the table's x
     int pitch_, lines_, length_;  // output lines as the sums lie: one line without gaps, or y.h lines of `length_`
+};
+
+// Inputs copied tap by tap into panels (columns / width, input and tap, width) that the inner loop walks in one stream. The few
+// columns that are left over are dot products along the weights, as in Dot.
+class Im2col final : public AbstractConv {
+   public:
+    Im2col(const Leaf& leaf, const Op& op, Shape x, Shape y)
+        : leaf_(leaf),
+          op_(op),
+          x_(x),
+          y_(y),
+          phases_(op, x, y),
+          taps_(op.kernel.h * op.kernel.w),
+          plain_(taps_ == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() && op.padding.top == 0 &&
+                 op.padding.left == 0),
+          weights_(op, x, y),
+          width_(2 * leaf.lanes),
+          over_(y.area() % width_ <= 4 && y.area() > width_ ? y.area() % width_ : 0),
+          panels_((y.area() - over_ + width_ - 1) / width_) {}
+
+    const char* name() const override { return "im2col"; }
+
+    int64_t room(int threads) const override {
+        return 2 * table_room() + int64_t(panels_) * x_.c * taps_ * width_ + over_ * ldx() +
+               threads * (kMaxRows * sums_pitch() + line_room());
+    }
+
+    int64_t run(const ConvCall& call, const Member& member) const override {
+        const int nk = call.n_in * taps_;
+        int* wk = reinterpret_cast<int*>(call.room);
+        int* xk = wk + table_room();
+        float* panels = call.room + 2 * table_room();
+        float* over = panels + int64_t(panels_) * x_.c * taps_ * width_;
+        float* sums = over + over_ * ldx() + member.thread * (kMaxRows * sums_pitch() + line_room());
+        if (member.first()) {
+            std::fill(over, over + over_ * ldx(), 0.0f);
+            for (int k = 0; k < nk; ++k) {
+                wk[k] = call.in[k / taps_] * taps_ + k % taps_;
+                xk[k] = k * width_;
+            }
+        }
+        member.meet();
+        const Range mine = member.share(call.n_in);
+        for (int k = mine.begin; k < mine.end; ++k) copy(call, k, nk, panels, over, sums + kMaxRows * sums_pitch());
+        member.meet();
+        const Range filters = member.share(call.n_out);
+        const int block = int(std::max<int64_t>(2 * kInputs / (int64_t(std::max(nk, 1)) * width_), 1));
+        for (int panel = 0; panel < panels_; panel += block)
+            multiply(call, filters, {panel, std::min(panel + block, panels_)}, wk, xk, nk, panels, over, sums);
+        return int64_t(filters.end - filters.begin) * nk * y_.area();
+    }
+
+   private:
+    int64_t table_room() const { return up(int64_t(x_.c) * taps_, kLine); }
+    int64_t line_room() const { return 2 * up(phases_.size() + y_.area(), kLine) + 2 * kSlack; }
+    int64_t ldx() const { return odd_lines(int64_t(x_.c) * taps_); }
+    int64_t sums_pitch() const { return odd_lines(int64_t(panels_) * width_ + over_ + kSlack); }
+
+    void copy(const ConvCall& call, int k, int nk, float* panels, float* over, float* line) const {
+        const float* plane = call.x + int64_t(call.in[k]) * x_.area();
+        float* columns = line + up(phases_.size(), kLine) + kSlack;
+        if (!plain_) phases_.split(leaf_, plane, line);
+        for (int tap = 0; tap < taps_; ++tap) {
+            const float* from = plane;
+            if (!plain_) {
+                for (int y = 0; y < y_.h; ++y)
+                    leaf_.take(line + phases_.taps()[tap] + int64_t(y) * phases_.pitch(), 1, y_.w, columns + y * y_.w);
+                from = columns;
+            }
+            const int full = (y_.area() - over_) / width_;
+            float* to = panels + int64_t(k * taps_ + tap) * width_;
+            for (int panel = 0; panel < full; ++panel, from += width_, to += int64_t(nk) * width_)
+                leaf_.take(from, 1, width_, to);
+            if (full < panels_) std::copy_n(from, y_.area() - full * width_, to);
+            for (int i = 0; i < over_; ++i) over[i * ldx() + int64_t(call.in[k]) * taps_ + tap] = from[i];
+        }
+    }
+
+    void multiply(const ConvCall& call, Range filters, Range panels, const int* wk, const int* xk, int nk, const float* x,
+                  const float* over, float* sums) const {
+        const bool last = panels.end == panels_;
+        const int begin = panels.begin * width_, end = last ? y_.area() : panels.end * width_;
+        for (int f = filters.begin, size; f < filters.end; f += size) {
+            size = group_size(filters.end - f);
+            const float *rows[kMaxRows], *ahead[kMaxRows];
+            weights_.rows(call, f, size, filters.end, rows, ahead);
+            for (int panel = panels.begin; panel < panels.end; ++panel) {
+                const int n = std::min(width_, y_.area() - over_ - panel * width_);
+                leaf_.gemm(rows, size, wk, xk, nk, x + int64_t(panel) * nk * width_, n, sums + panel * width_ - begin,
+                           sums_pitch(), panel == panels.begin ? ahead : nullptr);
+            }
+            for (int r = 0; r < size; ++r) {
+                const int o = call.out[f + r];
+                float* row = sums + r * sums_pitch();
+                if (last && over_) leaf_.dot(rows[r], x_.c * taps_, over, ldx(), over_, row + y_.area() - over_ - begin);
+                const int64_t at = int64_t(o) * y_.area() + begin;
+                leaf_.finish(row, end - begin, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
+                             call.y + at, call.peak ? call.peak + o : nullptr);
+            }
+        }
+    }
+
+    const Leaf& leaf_;
+    const Op& op_;
+    const Shape x_, y_;
+    const Phases phases_;
+    const int taps_;
+    const bool plain_;  // inputs lie as outputs do
+    const WeightRows weights_;
+    const int width_, over_, panels_;  // columns of a panel, columns left over, panels
 };
 
 // Maps of a few pixels, linear layers among them: a dot product along the weights for each pixel. The weights are what
@@ -232,7 +336,7 @@ class Dot final : public AbstractConv {
         std::fill(columns, columns + y_.area() * ldx(), 0.0f);
         for (int k = 0; k < call.n_in; ++k) {
             const float* plane = call.x + int64_t(call.in[k]) * x_.area();
-            phases_.split(plane, phases);
+            phases_.split(leaf_, plane, phases);
             for (int pixel = 0; pixel < y_.area(); ++pixel)
                 for (int tap = 0; tap < taps_; ++tap)
                     columns[pixel * ldx() + int64_t(call.in[k]) * taps_ + tap] =
@@ -253,40 +357,40 @@ class Depthwise final : public AbstractConv {
         : leaf_(leaf), op_(op), x_(x), y_(y), phases_(op, x, y), taps_(op.kernel.h * op.kernel.w) {}
 
     const char* name() const override { return "depthwise"; }
-    int64_t room(int threads) const override { return up(taps_, kLine) + threads * own_room(); }
+    int64_t room(int threads) const override { return threads * own_room(); }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
-        int* steps = reinterpret_cast<int*>(call.room);
-        if (member.first())
-            for (int tap = 0; tap < taps_; ++tap) steps[tap] = tap;
-        member.meet();
-        float* plane = call.room + up(taps_, kLine) + member.thread * own_room();
+        float* plane = call.room + member.thread * own_room();
         float* sums = plane + up(phases_.size(), kLine) + kSlack;
-        const int columns = (y_.h - 1) * phases_.pitch() + y_.w;
         const Range mine = member.share(call.n_out);
         const int* live = std::lower_bound(call.in, call.in + call.n_in, mine.begin < mine.end ? call.out[mine.begin] : 0);
         int64_t macs = 0;
         for (int f = mine.begin; f < mine.end; ++f) {
             const int o = call.out[f];
             while (live < call.in + call.n_in && *live < o) ++live;
-            if (live < call.in + call.n_in && *live == o) {
-                const float* weights = op_.weight + int64_t(o) * taps_;
-                phases_.split(call.x + int64_t(o) * x_.area(), plane);
-                leaf_.gemm(&weights, 1, steps, phases_.taps().data(), taps_, plane, columns, sums, 0, nullptr);
-                close_gaps(sums, y_.h, phases_.pitch(), y_.w);
-                macs += int64_t(taps_) * y_.area();
+            const bool reads = live < call.in + call.n_in && *live == o;  // a dead input leaves the bias
+            const int64_t at = int64_t(o) * y_.area();
+            float* peak = call.peak ? call.peak + o : nullptr;
+            const float* weights = op_.weight + int64_t(o) * taps_;
+            if (reads) phases_.split(leaf_, call.x + int64_t(o) * x_.area(), plane);
+            if (reads && !call.residual) {
+                leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, op_.bias[o], op_.act,
+                                op_.slope, call.y + at, peak);
             } else {
                 std::fill(sums, sums + y_.area(), 0.0f);
+                if (reads)
+                    leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, 0, Act::none, 0,
+                                    sums, nullptr);
+                leaf_.finish(sums, y_.area(), op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
+                             call.y + at, peak);
             }
-            const int64_t at = int64_t(o) * y_.area();
-            leaf_.finish(sums, y_.area(), op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
-                         call.y + at, call.peak ? call.peak + o : nullptr);
+            macs += reads ? int64_t(taps_) * y_.area() : 0;
         }
         return macs;
     }
 
    private:
-    int64_t own_room() const { return up(phases_.size(), kLine) + kSlack + up(int64_t(y_.h) * phases_.pitch(), kLine) + 2 * kSlack; }
+    int64_t own_room() const { return up(phases_.size(), kLine) + up(y_.area(), kLine) + 2 * kSlack; }
 
     const Leaf& leaf_;
     const Op& op_;
@@ -297,8 +401,11 @@ class Depthwise final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_gemm(bool columns, const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return std::make_unique<Gemm>(columns, leaf, op, x, y);
+std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y) {
+    return std::make_unique<Gemm>(leaf, op, x, y);
+}
+std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y) {
+    return std::make_unique<Im2col>(leaf, op, x, y);
 }
 std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y) {
     return std::make_unique<Dot>(leaf, op, x, y);

@@ -26,9 +26,14 @@ int64_t Prepared::room(int threads) const {
     int64_t most = 0;
     for (const auto& conv : convs)
         if (conv) most = std::max(most, conv->room(threads));
-    for (const Op& op : program.ops)  // pool: one line for each member
-        if (op.kind == Kind::pool) most = std::max(most, threads * (int64_t(program.buffers[op.src[0]].w) + kSlack));
+    for (const Op& op : program.ops)
+        if (op.kind == Kind::pool) most = std::max(most, threads * pool_room(op));
     return most + kSlack;
+}
+
+int64_t Prepared::pool_room(const Op& op) const {
+    const int64_t length = int64_t(program.buffers[op.dst].w) * op.stride.w + int64_t(op.kernel.w) * op.dilation.w;
+    return 2 * (up(length + program.buffers[op.src[0]].w, kLine) + kSlack);
 }
 
 void Channels::set_all() {
@@ -96,7 +101,7 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
         member.meet();
         const Channels& live = live_[op.dst];
         const Range mine = member.share(live.count);
-        float* line = room_.data() + member.thread * (int64_t(shape(op.src[0]).w) + kSlack);
+        float* line = op.kind == Kind::pool ? room_.data() + member.thread * prepared_.pool_room(op) : nullptr;
         if (op.kind == Kind::cat || op.kind == Kind::flatten)
             copy_cat(op, member);
         else
@@ -197,17 +202,11 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         // Each member makes the softmax for itself: cheaper than to wait for it.
         float* input = softmax_.data() + member.thread * pooled_.size();
         std::copy_n(pooled_.data(), inputs, input);
-        if (op.head.softmax) {
-            const float top = *std::max_element(input, input + inputs);
-            float total = 0;
-            for (int c = 0; c < inputs; ++c) total += input[c] = std::exp(input[c] - top);
-            for (int c = 0; c < inputs; ++c) input[c] /= total;
-        }
+        if (op.head.softmax) prepared_.leaf.softmax(input, inputs);
         const Range mine = member.share(filters);
-        for (int f = mine.begin; f < mine.end; ++f) {
-            prepared_.leaf.dot(op.head.weight + int64_t(f) * inputs, inputs, input, 0, 1, &logits_[f]);
-            logits_[f] += op.head.bias ? op.head.bias[f] : 0;
-        }
+        prepared_.leaf.dot(input, inputs, op.head.weight + int64_t(mine.begin) * inputs, inputs, mine.end - mine.begin,
+                           &logits_[mine.begin]);
+        for (int f = mine.begin; f < mine.end && op.head.bias; ++f) logits_[f] += op.head.bias[f];
         member.meet();
     }
     if (member.first()) {
@@ -328,36 +327,42 @@ void Image::pool(const Op& op, int c, float* line) {
         const int begin = op.adaptive ? int(int64_t(o) * n / m) : o * stride - before;
         return Range{begin, op.adaptive ? int((int64_t(o + 1) * n + m - 1) / m) : begin + kernel};
     };
-    const bool dense = op.dilation.h == 1 && op.dilation.w == 1;
-    for (int oy = 0; oy < out.h; ++oy) {
-        const int reach_h = (op.kernel.h - 1) * op.dilation.h + 1, reach_w = (op.kernel.w - 1) * op.dilation.w + 1;
-        const Range rows = window(oy, in.h, out.h, reach_h, op.stride.h, op.padding.top);
-        const int top = std::max(rows.begin, 0), bottom = std::min(rows.end, in.h);
-        if (op.maximum && dense) {  // the rows' maximum first, a vector at a time
-            std::copy_n(x + int64_t(top) * in.w, in.w, line);
-            for (int iy = top + 1; iy < bottom; ++iy) prepared_.leaf.maximum(x + int64_t(iy) * in.w, in.w, line);
-        }
+    const int reach_h = (op.kernel.h - 1) * op.dilation.h + 1, reach_w = (op.kernel.w - 1) * op.dilation.w + 1;
+    if (op.maximum && !op.adaptive) return max_pool(op, x, y, line);
+    for (int oy = 0; oy < out.h; ++oy)
         for (int ox = 0; ox < out.w; ++ox) {
+            const Range rows = window(oy, in.h, out.h, reach_h, op.stride.h, op.padding.top);
             const Range columns = window(ox, in.w, out.w, reach_w, op.stride.w, op.padding.left);
-            const int left = std::max(columns.begin, 0), right = std::min(columns.end, in.w);
             float value = op.maximum ? -INFINITY : 0;
-            if (op.maximum && dense) {
-                for (int ix = left; ix < right; ++ix) value = line[ix] > value || line[ix] != line[ix] ? line[ix] : value;
-            } else {
-                int count = 0;
-                for (int iy = rows.begin; iy < rows.end; iy += op.dilation.h)
-                    for (int ix = columns.begin; ix < columns.end; ix += op.dilation.w) {
-                        const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
-                        const bool padded = iy >= -op.padding.top && iy < in.h + op.padding.bottom && ix >= -op.padding.left &&
-                                            ix < in.w + op.padding.right;
-                        count += inside || (op.include_pad && padded);
-                        const float pixel = inside ? x[int64_t(iy) * in.w + ix] : op.maximum ? -INFINITY : 0;
-                        value = !op.maximum ? value + pixel : pixel > value || pixel != pixel ? pixel : value;
-                    }
-                if (!op.maximum) value /= float(count);
-            }
-            y[oy * out.w + ox] = value;
+            int count = 0;
+            for (int iy = rows.begin; iy < rows.end; iy += op.dilation.h)
+                for (int ix = columns.begin; ix < columns.end; ix += op.dilation.w) {
+                    const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
+                    const bool padded = iy >= -op.padding.top && iy < in.h + op.padding.bottom && ix >= -op.padding.left &&
+                                        ix < in.w + op.padding.right;
+                    count += inside || (op.include_pad && padded);
+                    const float pixel = inside ? x[int64_t(iy) * in.w + ix] : op.maximum ? -INFINITY : 0;
+                    value = !op.maximum ? value + pixel : pixel > value ? pixel : value;
+                }
+            y[oy * out.w + ox] = op.maximum ? value : value / float(count);
         }
+}
+
+// The rows' maximum first, then that of shifted lines, a vector at a time; only then every stride-th pixel is taken.
+void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
+    const Shape in = shape(op.src[0]), out = shape(op.dst);
+    const int reach = (op.kernel.w - 1) * op.dilation.w, length = (out.w - 1) * op.stride.w + 1;
+    float* wide = line + up(length, kLine) + kSlack;  // columns -padding.left to the last that a window reads
+    for (int oy = 0; oy < out.h; ++oy, y += out.w) {
+        std::fill(wide, wide + length + reach, -INFINITY);
+        const int inside = std::min(in.w, length + reach - op.padding.left);
+        for (int ky = 0; ky < op.kernel.h; ++ky) {
+            const int iy = oy * op.stride.h + ky * op.dilation.h - op.padding.top;
+            if (iy >= 0 && iy < in.h) prepared_.leaf.maximum(x + int64_t(iy) * in.w, inside, wide + op.padding.left);
+        }
+        std::copy_n(wide, length, line);
+        for (int kx = 1; kx < op.kernel.w; ++kx) prepared_.leaf.maximum(wide + kx * op.dilation.w, length, line);
+        for (int ox = 0; ox < out.w; ++ox) y[ox] = line[ox * op.stride.w];
     }
 }
 

@@ -21,6 +21,7 @@ struct Prepared {
 
     Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
     int64_t room(int threads) const;
+    int64_t pool_room(const Op& op) const;  // for one member
 };
 
 // Channels of a buffer that can be non-zero, or the filters of a group that are on.
@@ -53,6 +54,7 @@ class Image {
     void combine(const Op& op, int c);
     void move(const Op& op, int c);
     void pool(const Op& op, int c, float* line);
+    void max_pool(const Op& op, const float* x, float* y, float* line);
     void copy_cat(const Op& op, const Member& member);
     void set_live(const Op& op);
     void give_output(const Call& call, int index, const Member& member);

@@ -1,7 +1,7 @@
 """Every conv algorithm of every kernel set computes what docs/program.md says, whatever the shape and the masks.
 
 The oracle is ``interpreter``, in float64. Sums of small whole numbers are exact in float32 too, also in the Winograd
-domain if weights are multiples of 576 = 24 * 24, so algorithms have no excuse there; elsewhere they may round.
+domain if weights are multiples of its denominators, so algorithms have no excuse there; elsewhere they may round.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ ACTS: tuple[Act, ...] = get_args(Act)
 MACS = 1_000_000  # of one layer: a layer with more is cut down to fewer filters
 CHANNELS = (1, 2, 5, 6, 7, 12, 13)
 SIDES = (*range(1, 10), *range(13, 19))
+WINOGRAD = {2: 6**2, 3: 24**2, 4: 180**2}  # taps for each phase of the stride -> what makes transformed weights whole
 Residual = Literal["no", "apart", "in place"]
 KEEPS = ("none", "one", "all but one", "all", "some")
 thorough = settings(max_examples=70, deadline=None, derandomize=True, database=None)
@@ -105,7 +106,7 @@ def conv(
 def program_of(layer: Layer, values: Values) -> Program:
     """Groups ``in`` (what the layer reads), ``kept`` (its residual), ``out`` (its filters), ``next``."""
     channels, filters, has_residual = layer.channels, layer.filters, layer.residual != "no"
-    scale = 576 if layer.kernel == (3, 3) else 1
+    scale = WINOGRAD.get(-(-layer.kernel[0] // layer.stride[0]), 1)
     window = {name: getattr(layer, name) for name in ("kernel", "stride", "padding", "dilation")}
     buffers = [(2, *layer.size), (channels, *layer.size), (filters, *layer.out), (3, *layer.out)]
     names = ["in", "kept", "out", "next"] if has_residual else ["in", "out", "next"]

@@ -28,15 +28,38 @@ struct Hardsigmoid {
 struct Hardswish {
     vec operator()(vec x) const { return x * min(max(x + 3, vec{}), splat(6)) * (1.0f / 6); }
 };
+// e^x to a unit in the last place or two: 2^k * e^r with |r| <= ln(2) / 2, e^r by its series.
+inline vec exponential(vec x) {
+    typedef int ints __attribute__((vector_size(4 * kLanes)));
+    const vec clipped = min(max(x, splat(-87)), splat(88));
+    const ints k = __builtin_convertvector(clipped * 1.44269504f + (clipped < 0 ? splat(-0.5f) : splat(0.5f)), ints);
+    const vec whole = __builtin_convertvector(k, vec);
+    const vec r = (clipped - whole * 0.693359375f) + whole * 2.12194440e-4f;
+    vec series = splat(1.0f / 5040);
+    series = series * r + 1.0f / 720;
+    series = series * r + 1.0f / 120;
+    series = series * r + 1.0f / 24;
+    series = series * r + 1.0f / 6;
+    series = series * r + 0.5f;
+    series = series * r + 1;
+    series = series * r + 1;
+    const ints bits = (k + 127) << 23;
+    const vec result = series * reinterpret_cast<const vec&>(bits);
+    return x == x ? result : x;
+}
+
 struct Sigmoid {
-    vec operator()(vec x) const {
-        for (int i = 0; i < kLanes; ++i) x[i] = 1 / (1 + __builtin_expf(-x[i]));
-        return x;
-    }
+    vec operator()(vec x) const { return 1 / (1 + exponential(-x)); }
 };
 struct Silu {
     vec operator()(vec x) const { return x * Sigmoid()(x); }
 };
+
+inline vec lane_numbers() {
+    vec numbers;
+    for (int i = 0; i < kLanes; ++i) numbers[i] = float(i);
+    return numbers;
+}
 
 inline float top(vec x) {
     float best = x[0];
@@ -79,25 +102,115 @@ void run(const float* x, int n, float bias, const float* residual, Activation ac
 
 }  // namespace
 
-void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak) {
+// Calls `go` with the activation as a function object, so that each gets a loop of its own.
+template <class Go>
+inline void with_activation(Act act, float slope, Go go) {
     switch (act) {
         case Act::none:
-            return run(x, n, bias, residual, Linear{}, y, peak);
+            return go(Linear{});
         case Act::relu:
-            return run(x, n, bias, residual, Relu{}, y, peak);
+            return go(Relu{});
         case Act::relu6:
-            return run(x, n, bias, residual, Relu6{}, y, peak);
+            return go(Relu6{});
         case Act::leaky:
-            return run(x, n, bias, residual, Leaky{slope}, y, peak);
+            return go(Leaky{slope});
         case Act::silu:
-            return run(x, n, bias, residual, Silu{}, y, peak);
+            return go(Silu{});
         case Act::hardswish:
-            return run(x, n, bias, residual, Hardswish{}, y, peak);
+            return go(Hardswish{});
         case Act::sigmoid:
-            return run(x, n, bias, residual, Sigmoid{}, y, peak);
+            return go(Sigmoid{});
         case Act::hardsigmoid:
-            return run(x, n, bias, residual, Hardsigmoid{}, y, peak);
+            return go(Hardsigmoid{});
     }
+}
+
+void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak) {
+    with_activation(act, slope, [&](auto activation) { run(x, n, bias, residual, activation, y, peak); });
+}
+
+namespace {
+
+// Taps is 9 or 25, whose loops are unrolled, or 0 for any number.
+template <int Taps, class Activation>
+void lines_of(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
+              Activation act, float* y, float* peak) {
+    constexpr int kMost = Taps ? Taps : 1;
+    const float* from[kMost];
+    vec weight[kMost];
+    for (int t = 0; t < Taps; ++t) from[t] = x + at[t], weight[t] = splat(w[t]);
+    const auto sum = [&](int64_t i) {
+        vec total = splat(bias);
+        if constexpr (Taps != 0) {
+#pragma GCC unroll 32
+            for (int t = 0; t < Taps; ++t) total += weight[t] * load(from[t] + i);
+        } else {
+            for (int t = 0; t < taps; ++t) total += splat(w[t]) * load(x + at[t] + i);
+        }
+        return act(total);
+    };
+    vec best = splat(kLowest);
+    for (int line = 0; line < lines; ++line, y += width) {
+        int i = 0;
+        for (; i + kLanes <= width; i += kLanes) {
+            const vec value = sum(int64_t(line) * pitch + i);
+            store(y + i, value);
+            best = max(best, value);
+        }
+        if (i < width) {
+            const vec value = sum(int64_t(line) * pitch + i);
+            best = max(best, lane_numbers() < float(width - i) ? value : best);
+            if (line + 1 < lines)
+                store(y + i, value);  // what is too much belongs to the next line, which comes later
+            else
+                for (int lane = 0; lane < width - i; ++lane) y[i + lane] = value[lane];
+        }
+    }
+    if (peak) {
+        const float found = top(best);
+        if (found > *peak) *peak = found;
+    }
+}
+
+}  // namespace
+
+void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias, Act act,
+               float slope, float* y, float* peak) {
+    with_activation(act, slope, [&](auto activation) {
+        const auto go = taps == 9 ? lines_of<9, decltype(activation)>
+                                  : taps == 25 ? lines_of<25, decltype(activation)> : lines_of<0, decltype(activation)>;
+        go(x, pitch, at, w, taps, lines, width, bias, activation, y, peak);
+    });
+}
+
+void take(const float* from, int step, int n, float* to) {
+    int i = 0;
+    if (step == 1) {
+        for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
+        if (i < n && n >= kLanes) return store(to + n - kLanes, load(from + n - kLanes));
+    } else if (step == 2) {
+        for (; i + 4 <= n; i += 4)
+            store4(to + i, __builtin_shuffle(load4(from + 2 * i), load4(from + 2 * i + 4), mask4{0, 2, 4, 6}));
+    }
+    for (; i < n; ++i) to[i] = from[int64_t(i) * step];
+}
+
+void softmax(float* x, int n) {
+    const float most = largest(x, n);
+    vec sums = {};
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        const vec value = exponential(load(x + i) - most);
+        store(x + i, value);
+        sums += value;
+    }
+    float total = 0;
+    if (i < n) {
+        const vec value = exponential(load_some(x + i, n - i) - most);
+        for (int lane = 0; lane < n - i; ++lane) total += x[i + lane] = value[lane];
+    }
+    for (int lane = 0; lane < kLanes; ++lane) total += sums[lane];
+    for (i = 0; i < n; ++i) x[i] /= total;
 }
 
 namespace {

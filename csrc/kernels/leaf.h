@@ -15,7 +15,7 @@ namespace cofire {
 constexpr int kSlack = 64;    // floats of room after every array that a leaf walks
 constexpr int kMaxRows = 6;   // filters that one call of gemm takes
 
-// Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 3), (4, 2), (4, 3) and (4, 4).
+// Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and (4, 4).
 struct Toom {
     int m, r;
     int a() const { return m + r - 1; }
@@ -47,6 +47,17 @@ struct Leaf {
 
     // out[i] = sum over k of w[k] * x[i * ldx + k], for i < count.
     void (*dot)(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
+
+    // One channel of a depthwise conv: y[l * width + i] = act(bias + sum over t of w[t] * x[l * pitch + at[t] + i]), for `lines`
+    // lines of `width`; the largest goes into *peak as in finish.
+    void (*depthwise)(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
+                      Act act, float slope, float* y, float* peak);
+
+    // to[i] = from[i * step], for i < n; writes nothing past n.
+    void (*take)(const float* from, int step, int n, float* to);
+
+    // x = softmax(x)
+    void (*softmax)(float* x, int n);
 
     // y[i] = max(y[i], x[i])
     void (*maximum)(const float* x, int n, float* y);

@@ -204,13 +204,14 @@ void output_of(const float* u, int64_t ldu, int across, int rows, int width, flo
 
 void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
                 float* v, int64_t ldv) {
-    const auto run = toom.m == 2 ? input_of<2, 3> : toom.r == 2 ? input_of<4, 2> : toom.r == 3 ? input_of<4, 3> : input_of<4, 4>;
+    const auto run = toom.m == 2 ? (toom.r == 2 ? input_of<2, 2> : input_of<2, 3>)
+                                 : (toom.r == 2 ? input_of<4, 2> : toom.r == 3 ? input_of<4, 3> : input_of<4, 4>);
     run(plane, shape, window, across, row, rows, room, v, ldv);
 }
 
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y) {
-    const auto run =
-        toom.m == 2 ? output_of<2, 3> : toom.r == 2 ? output_of<4, 2> : toom.r == 3 ? output_of<4, 3> : output_of<4, 4>;
+    const auto run = toom.m == 2 ? (toom.r == 2 ? output_of<2, 2> : output_of<2, 3>)
+                                 : (toom.r == 2 ? output_of<4, 2> : toom.r == 3 ? output_of<4, 3> : output_of<4, 4>);
     run(u, ldu, across, rows, width, y);
 }
 

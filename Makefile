@@ -8,11 +8,13 @@ INSTALL := $(PIP) install -q -c constraints.txt
 # The build tools come from .venv too, so that a changed C++ file costs a compilation and no download.
 BUILD_TOOLS := scikit-build-core nanobind cmake ninja
 CXX_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp)
+# what the extension is made of
+CORE_FILES := $(wildcard csrc/*.h csrc/*.cpp csrc/kernels/*)
 CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth: 4, ColumnLimit: 120}'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types pytest wheel-check format bench clean
+.PHONY: help demo test quick lint types pytest wheel-check sanitize cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -48,6 +50,15 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 	cd build/wheel-check && venv/bin/python -c "import cofire; assert 'wheel-check' in cofire.__file__; print(cofire.__version__)"
 	cd build/wheel-check && venv/bin/cofire --help > /dev/null
 
+sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; minutes
+	csrc/tests/sanitize.sh
+
+cross: .venv/demo.stamp ## the engine for 64-bit ARM, run under qemu; needs Debian's g++-aarch64-linux-gnu and qemu-user
+	csrc/tests/cross.sh
+
+peers: .venv/dev.stamp ## install the engines that benchmarks/latency.py compares with
+	$(INSTALL) --no-build-isolation -e '.[peers]'
+
 format: .venv/dev.stamp ## rewrite the files in our style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -61,7 +72,7 @@ clean: ## remove everything that make made
 
 # What `make demo` needs. The install is editable: an edited Python file needs no set-up, an edited
 # C++ file does. .venv itself is made anew only when it does not work.
-.venv/demo.stamp: pyproject.toml constraints.txt CMakeLists.txt $(CXX_FILES)
+.venv/demo.stamp: pyproject.toml constraints.txt CMakeLists.txt $(CORE_FILES)
 	$(PIP) --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation -e '.[demo]'

@@ -84,6 +84,7 @@ void run(const cofire::Engine& engine, Array<const float> x, Array<float> output
 NB_MODULE(_native, m) {
     m.doc() = "The compiled side of cofire.";
     m.def("cpu_features", &cofire::cpu_features, "Instruction sets of this machine that kernels can use.");
+    m.def("machine", &cofire::machine, "The CPU's model and instruction sets: what a tuning holds for.");
     nb::class_<cofire::Engine>(m, "Engine", "A program, ready to run. Calls may come from several threads.")
         .def(nb::new_(&make_engine), nb::arg("file"), nb::arg("kernel") = "", nb::arg("tuning") = "")
         .def("run", &run, nb::arg("x"), nb::arg("output"), nb::arg("threads"), nb::arg("threshold"), nb::arg("heads"),

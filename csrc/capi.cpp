@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <string>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cofire.h"
+#include "cpu.h"
 #include "engine.h"
 #include "program.h"
 
@@ -20,8 +22,8 @@
 #endif
 
 struct cofire_engine {
-    explicit cofire_engine(cofire::Program program)
-        : engine(std::move(program)), threshold(engine.program().threshold) {}
+    cofire_engine(cofire::Program program, const std::string& tuning)
+        : engine(std::move(program), "", tuning), threshold(engine.program().threshold) {}
 
     cofire::Engine engine;
     std::atomic<float> threshold;  // may be set while other threads run
@@ -76,14 +78,23 @@ cofire_status read_file(const char* path, std::vector<uint8_t>* bytes) {
     return COFIRE_OK;
 }
 
-cofire_status load(const uint8_t* bytes, size_t size, cofire_engine** engine) {
+// The algorithms that were found on this kind of machine and kept beside a program; empty if there are none.
+std::string tuning_beside(const char* path) {
+    std::ifstream file(std::string(path) + ".tuning");
+    std::string machine, words;
+    std::getline(file, machine);
+    std::getline(file, words);
+    return machine == cofire::machine() ? words : "";
+}
+
+cofire_status load(const uint8_t* bytes, size_t size, const std::string& tuning, cofire_engine** engine) {
     cofire::Program program;
     const cofire_status status = guarded(COFIRE_BAD_PROGRAM, [&] {
         program = cofire::load_program(bytes, size);
         return COFIRE_OK;
     });
     if (status != COFIRE_OK) return status;
-    *engine = new cofire_engine(std::move(program));
+    *engine = new cofire_engine(std::move(program), tuning);
     return COFIRE_OK;
 }
 
@@ -100,7 +111,7 @@ cofire_status cofire_load(const char* path, cofire_engine** engine) {
         if (path == nullptr) return null("path");
         std::vector<uint8_t> bytes;
         const cofire_status status = read_file(path, &bytes);
-        return status != COFIRE_OK ? status : load(bytes.data(), bytes.size(), engine);
+        return status != COFIRE_OK ? status : load(bytes.data(), bytes.size(), tuning_beside(path), engine);
     });
 }
 
@@ -109,7 +120,7 @@ cofire_status cofire_load_memory(const void* bytes, size_t size, cofire_engine**
         if (engine == nullptr) return null("engine");
         *engine = nullptr;
         if (bytes == nullptr) return null("bytes");
-        return load(static_cast<const uint8_t*>(bytes), size, engine);
+        return load(static_cast<const uint8_t*>(bytes), size, "", engine);
     });
 }
 

@@ -1,5 +1,7 @@
 #include "cpu.h"
 
+#include <fstream>
+
 namespace cofire {
 
 std::vector<std::string> cpu_features() {
@@ -17,6 +19,18 @@ std::vector<std::string> cpu_features() {
     features.emplace_back("neon");
 #endif
     return features;
+}
+
+std::string machine() {
+    std::string text = "unknown CPU";
+    std::ifstream file("/proc/cpuinfo");
+    for (std::string line; std::getline(file, line);)
+        if (line.rfind("model name", 0) == 0 && line.find(": ") != std::string::npos) {
+            text = line.substr(line.find(": ") + 2);
+            break;
+        }
+    for (const std::string& feature : cpu_features()) text += " " + feature;
+    return text;
 }
 
 }  // namespace cofire

@@ -10,4 +10,7 @@ namespace cofire {
 // e.g. {"avx2", "fma"}. Empty where we do not know how to ask.
 std::vector<std::string> cpu_features();
 
+// The CPU's model and instruction sets in one line: what a tuning holds for.
+std::string machine();
+
 }  // namespace cofire

@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 def cpu_features() -> list[str]:
     """Instruction sets of this machine that kernels can use."""
 
+def machine() -> str:
+    """The CPU's model and instruction sets: what a tuning holds for."""
+
 class Engine:
     """A program, ready to run. Calls may come from several threads."""
 

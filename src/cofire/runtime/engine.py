@@ -316,12 +316,7 @@ def _tuning_path(path: Path) -> Path:
 
 
 def _machine() -> str:
-    """What a tuning holds for: the CPU's model and what it can do."""
-    from cofire.runtime import native_features
+    """What a tuning holds for; the C interface reads the same line."""
+    from cofire.runtime import _native
 
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = "unknown CPU"
-    return f"{model} {' '.join(native_features() or ())} kernel {os.environ.get('COFIRE_KERNEL', 'best')}"
+    return _native.machine()

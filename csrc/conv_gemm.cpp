@@ -85,7 +85,7 @@ class Gemm final : public AbstractConv {
           copies_(!(taps_ == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() && op.padding.top == 0 &&
                     op.padding.left == 0)),
           source_size_(copies_ ? odd_lines(phases_.size()) : x.area()) {
-        const bool gapless = !copies_ || phases_.pitch() == y.w;
+        const bool gapless = !copies_ || y.h == 1 || phases_.pitch() == y.w;
         pitch_ = gapless ? y.area() : phases_.pitch();
         lines_ = gapless ? 1 : y.h;
         length_ = gapless ? y.area() : y.w;

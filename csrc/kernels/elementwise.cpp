@@ -217,7 +217,7 @@ namespace {
 
 template <int Count>
 void dots(const float* w, int nk, const float* x, int64_t ldx, float* out) {
-    constexpr int kChains = Count > 2 ? 2 : 4;  // enough independent sums to hide the latency of an FMA
+    constexpr int kChains = 2;  // the same for every count, so that a result does not depend on what it is computed with
     vec sums[Count][kChains] = {};
     int k = 0;
     for (; k + kChains * kLanes <= nk; k += kChains * kLanes)

@@ -49,9 +49,9 @@ std::vector<T*> by_group(T* data, const cofire::Program& program, int batch) {
     return pointers;
 }
 
-void run(const cofire::Engine& engine, Array<const float> x, Array<float> output, int threads, float threshold, bool heads,
-         Maybe<uint8_t> masks, Maybe<int64_t> macs, Maybe<float> logits, Maybe<double> seconds, Maybe<const uint8_t> forced,
-         const std::vector<bool>& is_forced) {
+void run(const cofire::Engine& engine, Array<const float> x, Array<float> output, int threads, float threshold,
+         bool heads, Maybe<uint8_t> masks, Maybe<int64_t> macs, Maybe<float> logits, Maybe<double> seconds,
+         Maybe<const uint8_t> forced, const std::vector<bool>& is_forced) {
     const cofire::Program& program = engine.program();
     const int64_t image = program.buffers[program.input].size(), batch = x.size() / image;
     size_t filters = 0;
@@ -67,10 +67,13 @@ void run(const cofire::Engine& engine, Array<const float> x, Array<float> output
     std::vector<uint8_t*> mask_of;
     std::vector<float*> logits_of;
     std::vector<const uint8_t*> forced_of;
-    if (auto* data = sized(masks, filters, "masks")) mask_of = by_group(data, program, int(batch)), call.masks = mask_of.data();
-    if (auto* data = sized(logits, filters, "logits")) logits_of = by_group(data, program, int(batch)), call.logits = logits_of.data();
+    if (auto* data = sized(masks, filters, "masks"))
+        mask_of = by_group(data, program, int(batch)), call.masks = mask_of.data();
+    if (auto* data = sized(logits, filters, "logits"))
+        logits_of = by_group(data, program, int(batch)), call.logits = logits_of.data();
     if (const auto* data = sized(forced, filters, "forced")) {
-        if (is_forced.size() != program.groups.size()) throw std::invalid_argument("is_forced must have one entry per group");
+        if (is_forced.size() != program.groups.size())
+            throw std::invalid_argument("is_forced must have one entry per group");
         forced_of = by_group(data, program, int(batch)), call.forced = forced_of.data();
         for (size_t g = 0; g < is_forced.size(); ++g)
             if (!is_forced[g]) forced_of[g] = nullptr;

@@ -49,7 +49,8 @@ class Reference final : public AbstractConv {
             for (int oy = 0; oy < y_.h; ++oy)
                 for (int ox = 0; ox < y_.w; ++ox) {
                     const int64_t at = int64_t(o) * y_.area() + oy * y_.w + ox;
-                    const float sum = pixel(call, o, oy, ox, &macs) + op_.bias[o] + (call.residual ? call.residual[at] : 0);
+                    const float sum =
+                        pixel(call, o, oy, ox, &macs) + op_.bias[o] + (call.residual ? call.residual[at] : 0);
                     call.y[at] = activated(sum, op_.act, op_.slope);
                     if (call.peak && call.y[at] > call.peak[o]) call.peak[o] = call.y[at];
                 }
@@ -88,8 +89,8 @@ bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.g
 bool is_winograd(int m, const Op& op) {
     const int taps = (op.kernel.h + op.stride.h - 1) / op.stride.h;
     return op.groups == 1 && op.kernel.h == op.kernel.w && op.stride.h == op.stride.w && op.stride.h <= 2 &&
-           op.kernel.h >= op.stride.h && op.dilation.h == 1 && op.dilation.w == 1 &&
-           taps >= 2 && taps <= (m == 2 ? 3 : 4);
+           op.kernel.h >= op.stride.h && op.dilation.h == 1 && op.dilation.w == 1 && taps >= 2 &&
+           taps <= (m == 2 ? 3 : 4);
 }
 
 }  // namespace
@@ -101,12 +102,14 @@ std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
     if (is_winograd(4, op) && std::min(y.h, y.w) > 6) found.push_back("wino4");
     if (is_winograd(2, op) && y.area() > 4 && y.area() <= 28 * 28) found.push_back("wino2");
     found.push_back("gemm");
-    if (op.groups == 1 && y.area() > 4 && (op.kernel.h * op.kernel.w == 1 || y.area() <= 16 * 16)) found.push_back("im2col");
+    if (op.groups == 1 && y.area() > 4 && (op.kernel.h * op.kernel.w == 1 || y.area() <= 16 * 16))
+        found.push_back("im2col");
     found.push_back("ref");
     return found;
 }
 
-std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
+std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x,
+                                        Shape y) {
     if (algorithm == "ref") return std::make_unique<Reference>(op, x, y);
     if (algorithm == "wino4" && is_winograd(4, op)) return make_winograd(4, leaf, op, x, y);
     if (algorithm == "wino2" && is_winograd(2, op)) return make_winograd(2, leaf, op, x, y);

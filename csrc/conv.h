@@ -30,8 +30,8 @@ class AbstractConv {
     virtual ~AbstractConv() = default;
     virtual const char* name() const = 0;
     virtual int64_t room(int threads) const = 0;  // floats of scratch for a team
-    // Called by every member of a team with the same call. Returns the MACs this member walked: those of a direct conv, padding
-    // taps included.
+    // Called by every member of a team with the same call. Returns the MACs this member walked: those of a direct conv,
+    // padding taps included.
     virtual int64_t run(const ConvCall& call, const Member& member) const = 0;
 };
 

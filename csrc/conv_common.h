@@ -21,15 +21,15 @@ constexpr int kLine = 16;  // floats in a cache line
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-// A row length for arrays that are walked side by side: an odd number of cache lines, so that rows do not fall on each other
-// in the cache.
+// A row length for arrays that are walked side by side: an odd number of cache lines, so that rows do not fall on each
+// other in the cache.
 inline int64_t odd_lines(int64_t n) {
     const int64_t lines = (n + kLine - 1) / kLine;
     return (lines | 1) * kLine;
 }
 
-// n things in as few groups of at most kMaxRows as possible, of nearly one size: 13 is 5 + 4 + 4, which keeps the multipliers
-// busier than 6 + 6 + 1.
+// n things in as few groups of at most kMaxRows as possible, of nearly one size: 13 is 5 + 4 + 4, which keeps the
+// multipliers busier than 6 + 6 + 1.
 inline int group_size(int left) {
     const int groups = (left + kMaxRows - 1) / kMaxRows;
     return (left + groups - 1) / groups;
@@ -39,7 +39,8 @@ inline int group_size(int left) {
 inline void close_gaps(float* lines, int count, int pitch, int length) {
     if (pitch == length) return;
     for (int line = 1; line < count; ++line)
-        std::copy(lines + int64_t(line) * pitch, lines + int64_t(line) * pitch + length, lines + int64_t(line) * length);
+        std::copy(lines + int64_t(line) * pitch, lines + int64_t(line) * pitch + length,
+                  lines + int64_t(line) * length);
 }
 
 // A plane with its padding, split by the phases of the stride: with the taps of a kernel as offsets, an output line is
@@ -48,8 +49,8 @@ class Phases {
    public:
     Phases(const Op& op, Shape x, Shape y);
 
-    int pitch() const { return wide_; }               // floats from one output line to the next
-    int64_t size() const { return size_; }            // floats of one split plane
+    int pitch() const { return wide_; }                     // floats from one output line to the next
+    int64_t size() const { return size_; }                  // floats of one split plane
     const std::vector<int>& taps() const { return taps_; }  // offset of each tap, row by row
     void split(const Leaf& leaf, const float* plane, float* to) const;
 

@@ -1,5 +1,5 @@
-// Convs as sums over (input, tap): an output line is a sum of shifted input lines, so the same inner loop serves every kernel
-// size, stride and dilation, on lists of filters and inputs.
+// Convs as sums over (input, tap): an output line is a sum of shifted input lines, so the same inner loop serves every
+// kernel size, stride and dilation, on lists of filters and inputs.
 #include <cstring>
 
 #include "conv_common.h"
@@ -15,8 +15,8 @@ Phases::Phases(const Op& op, Shape x, Shape y) : x_(x), stride_(op.stride), padd
     for (int ky = 0; ky < op.kernel.h; ++ky)
         for (int kx = 0; kx < op.kernel.w; ++kx) {
             const int dy = ky * op.dilation.h, dx = kx * op.dilation.w;
-            taps_.push_back(int(((dy % stride_.h) * stride_.w + dx % stride_.w) * phase + dy / stride_.h * wide_ +
-                                dx / stride_.w));
+            taps_.push_back(
+                int(((dy % stride_.h) * stride_.w + dx % stride_.w) * phase + dy / stride_.h * wide_ + dx / stride_.w));
         }
 }
 
@@ -32,8 +32,8 @@ void Phases::split(const Leaf& leaf, const float* plane, float* to) const {
                 const bool outside = y < 0 || y >= x_.h;
                 for (int i = 0; i < (outside ? wide_ : begin); ++i) to[i] = 0;
                 if (outside) continue;
-                leaf.take(plane + int64_t(y) * x_.w + int64_t(begin) * stride_.w + px - padding_.left, stride_.w, end - begin,
-                          to + begin);
+                leaf.take(plane + int64_t(y) * x_.w + int64_t(begin) * stride_.w + px - padding_.left, stride_.w,
+                          end - begin, to + begin);
                 for (int i = end; i < wide_; ++i) to[i] = 0;
             }
         }
@@ -49,7 +49,8 @@ class WeightRows {
           length_(inputs_ * op.kernel.h * op.kernel.w),
           pitch_(odd_lines(length_)),
           weights_(y.c * pitch_ + kSlack) {
-        for (int o = 0; o < y.c; ++o) std::copy_n(op.weight + int64_t(o) * length_, length_, weights_.data() + o * pitch_);
+        for (int o = 0; o < y.c; ++o)
+            std::copy_n(op.weight + int64_t(o) * length_, length_, weights_.data() + o * pitch_);
     }
 
     int inputs() const { return inputs_; }  // that a filter reads
@@ -149,8 +150,9 @@ class Gemm final : public AbstractConv {
         int64_t macs = 0;
         for (int block = mine.begin; block < mine.end; ++block) {
             const int begin = block * step, count = std::min(step, total - begin);
-            const Lines lines = lines_ > 1 ? Lines{begin * int64_t(pitch_), begin * int64_t(length_), count, pitch_, length_}
-                                           : Lines{begin, begin, 1, count, count};
+            const Lines lines = lines_ > 1
+                                    ? Lines{begin * int64_t(pitch_), begin * int64_t(length_), count, pitch_, length_}
+                                    : Lines{begin, begin, 1, count, count};
             macs += multiply_block(call, {filters.begin + part.begin, filters.begin + part.end}, table, sums, lines);
         }
         return macs;
@@ -161,7 +163,8 @@ class Gemm final : public AbstractConv {
         int count, pitch, length;
     };
 
-    int64_t multiply_block(const ConvCall& call, Range filters, const Table& table, float* sums, const Lines& lines) const {
+    int64_t multiply_block(const ConvCall& call, Range filters, const Table& table, float* sums,
+                           const Lines& lines) const {
         int64_t macs = 0;
         for (int f = filters.begin, size; f < filters.end; f += size) {
             size = group_size(filters.end - f);
@@ -189,12 +192,12 @@ class Gemm final : public AbstractConv {
     const int taps_;
     const WeightRows weights_;
     const bool copies_;
-    const int64_t source_size_;     // floats of one input in the table's x
+    const int64_t source_size_;   // floats of one input in the table's x
     int pitch_, lines_, length_;  // output lines as the sums lie: one line without gaps, or y.h lines of `length_`
 };
 
-// Inputs copied tap by tap into panels (columns / width, input and tap, width) that the inner loop walks in one stream. The few
-// columns that are left over are dot products along the weights, as in Dot.
+// Inputs copied tap by tap into panels (columns / width, input and tap, width) that the inner loop walks in one stream.
+// The few columns that are left over are dot products along the weights, as in Dot.
 class Im2col final : public AbstractConv {
    public:
     Im2col(const Leaf& leaf, const Op& op, Shape x, Shape y)
@@ -269,8 +272,8 @@ class Im2col final : public AbstractConv {
         }
     }
 
-    void multiply(const ConvCall& call, Range filters, Range panels, const int* wk, const int* xk, int nk, const float* x,
-                  const float* over, float* sums) const {
+    void multiply(const ConvCall& call, Range filters, Range panels, const int* wk, const int* xk, int nk,
+                  const float* x, const float* over, float* sums) const {
         const bool last = panels.end == panels_;
         const int begin = panels.begin * width_, end = last ? y_.area() : panels.end * width_;
         for (int f = filters.begin, size; f < filters.end; f += size) {
@@ -285,10 +288,11 @@ class Im2col final : public AbstractConv {
             for (int r = 0; r < size; ++r) {
                 const int o = call.out[f + r];
                 float* row = sums + r * sums_pitch();
-                if (last && over_) leaf_.dot(rows[r], x_.c * taps_, over, ldx(), over_, row + y_.area() - over_ - begin);
+                if (last && over_)
+                    leaf_.dot(rows[r], x_.c * taps_, over, ldx(), over_, row + y_.area() - over_ - begin);
                 const int64_t at = int64_t(o) * y_.area() + begin;
-                leaf_.finish(row, end - begin, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
-                             call.y + at, call.peak ? call.peak + o : nullptr);
+                leaf_.finish(row, end - begin, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act,
+                             op_.slope, call.y + at, call.peak ? call.peak + o : nullptr);
             }
         }
     }
@@ -363,7 +367,8 @@ class Depthwise final : public AbstractConv {
         float* plane = call.room + member.thread * own_room();
         float* sums = plane + up(phases_.size(), kLine) + kSlack;
         const Range mine = member.share(call.n_out);
-        const int* live = std::lower_bound(call.in, call.in + call.n_in, mine.begin < mine.end ? call.out[mine.begin] : 0);
+        const int* live =
+            std::lower_bound(call.in, call.in + call.n_in, mine.begin < mine.end ? call.out[mine.begin] : 0);
         int64_t macs = 0;
         for (int f = mine.begin; f < mine.end; ++f) {
             const int o = call.out[f];
@@ -374,15 +379,15 @@ class Depthwise final : public AbstractConv {
             const float* weights = op_.weight + int64_t(o) * taps_;
             if (reads) phases_.split(leaf_, call.x + int64_t(o) * x_.area(), plane);
             if (reads && !call.residual) {
-                leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, op_.bias[o], op_.act,
-                                op_.slope, call.y + at, peak);
+                leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, op_.bias[o],
+                                op_.act, op_.slope, call.y + at, peak);
             } else {
                 std::fill(sums, sums + y_.area(), 0.0f);
                 if (reads)
-                    leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, 0, Act::none, 0,
-                                    sums, nullptr);
-                leaf_.finish(sums, y_.area(), op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
-                             call.y + at, peak);
+                    leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, 0,
+                                    Act::none, 0, sums, nullptr);
+                leaf_.finish(sums, y_.area(), op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act,
+                             op_.slope, call.y + at, peak);
             }
             macs += reads ? int64_t(taps_) * y_.area() : 0;
         }

@@ -1,10 +1,12 @@
 // Convs in the Winograd domain, of stride 1 or 2.
 //
-// A conv of stride 2 is a sum of four of stride 1, one for each phase of the input, with kernels of about half the size: every
-// input counts as four here. A phase with fewer taps has no products at infinity, the last row or column of positions.
+// A conv of stride 2 is a sum of four of stride 1, one for each phase of the input, with kernels of about half the
+// size: every input counts as four here. A phase with fewer taps has no products at infinity, the last row or column of
+// positions.
 //
-// Tile rows are taken in blocks whose transformed inputs stay in the L2 cache; filters in chunks whose products do. Within a
-// chunk the tile positions come first: then a position's inputs stay in the L1 cache while its weights stream by once.
+// Tile rows are taken in blocks whose transformed inputs stay in the L2 cache; filters in chunks whose products do.
+// Within a chunk the tile positions come first: then a position's inputs stay in the L1 cache while its weights stream
+// by once.
 #include "conv_common.h"
 
 namespace cofire {
@@ -70,7 +72,8 @@ class Winograd final : public AbstractConv {
     const char* name() const override { return toom_.m == 4 ? "wino4" : "wino2"; }
 
     int64_t room(int threads) const override {
-        return tables_room() + (apart(threads) ? threads : 1) * inputs_room() + threads * (products_room() + line_room());
+        return tables_room() + (apart(threads) ? threads : 1) * inputs_room() +
+               threads * (products_room() + line_room());
     }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
@@ -164,7 +167,9 @@ class Winograd final : public AbstractConv {
     bool apart(int threads) const { return threads > 1 && down_ / threads * across_ >= 24; }
 
     // Floats of transformed inputs; + 1: room between positions, so that they do not fall on each other in the cache
-    int64_t inputs_size(int inputs, int rows) const { return positions_ * (inputs + 1) * odd_lines(int64_t(rows) * across_); }
+    int64_t inputs_size(int inputs, int rows) const {
+        return positions_ * (inputs + 1) * odd_lines(int64_t(rows) * across_);
+    }
 
     // Tile rows in a block: as many as fit the cache, but no fewer than make a cache line; evenly over the blocks.
     int block_rows(int inputs, int threads) const {
@@ -182,14 +187,16 @@ class Winograd final : public AbstractConv {
     int64_t products_room() const {
         return kProducts + kMaxRows * positions_ * odd_lines(int64_t(across_) * down_) + kSlack;
     }
-    int64_t line_room() const { return up(wino_room(toom_, across_, down_), kLine) + int64_t(toom_.m) * toom_.m * across_ * down_ + kSlack; }
+    int64_t line_room() const {
+        return up(wino_room(toom_, across_, down_), kLine) + int64_t(toom_.m) * toom_.m * across_ * down_ + kSlack;
+    }
 
     void transform_inputs(const ConvCall& call, Range inputs, const Block& block) const {
         for (int phase = 0; phase < int(phases_.size()); ++phase) {
             const Window window{phases_[phase].rows.start, phases_[phase].columns.start, op_.stride.h};
             for (int k = inputs.begin; k < inputs.end; ++k)
-                leaf_.wino_input(toom_, call.x + int64_t(call.in[k]) * x_.area(), x_, window, across_, block.row, block.rows,
-                                 block.line, block.v + (phase * call.n_in + k) * block.ldv, block.position);
+                leaf_.wino_input(toom_, call.x + int64_t(call.in[k]) * x_.area(), x_, window, across_, block.row,
+                                 block.rows, block.line, block.v + (phase * call.n_in + k) * block.ldv, block.position);
         }
     }
 
@@ -216,12 +223,15 @@ class Winograd final : public AbstractConv {
                                block.products + (f - begin) * per_filter + p * block.ldv, per_filter, ahead);
                 }
             }
-            for (int f = begin; f < end; ++f) macs += put(call, call.out[f], block, block.products + (f - begin) * per_filter);
+            for (int f = begin; f < end; ++f)
+                macs += put(call, call.out[f], block, block.products + (f - begin) * per_filter);
         }
         return macs;
     }
 
-    const float* weight_row(int position, int o) const { return weights_.data() + (position * int64_t(y_.c) + o) * ldw_; }
+    const float* weight_row(int position, int o) const {
+        return weights_.data() + (position * int64_t(y_.c) + o) * ldw_;
+    }
 
     // Products -> pixels of filter o; returns the MACs that a direct conv takes for them.
     int64_t put(const ConvCall& call, int o, const Block& block, const float* products) const {
@@ -229,8 +239,8 @@ class Winograd final : public AbstractConv {
         leaf_.wino_output(toom_, products, block.ldv, across_, block.rows, y_.w, pixels);
         const int first = block.row * toom_.m, n = std::min(block.rows * toom_.m, y_.h - first) * y_.w;
         const int64_t at = int64_t(o) * y_.area() + int64_t(first) * y_.w;
-        leaf_.finish(pixels, n, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
-                     call.peak ? call.peak + o : nullptr);
+        leaf_.finish(pixels, n, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
+                     call.y + at, call.peak ? call.peak + o : nullptr);
         return int64_t(call.n_in) * op_.kernel.h * op_.kernel.w * n;
     }
 

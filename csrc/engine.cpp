@@ -13,8 +13,8 @@ namespace cofire {
 
 namespace {
 
-// Tiny numbers count as zero while an engine runs: they say nothing and cost a hundred times as much. The caller's setting
-// comes back at the end.
+// Tiny numbers count as zero while an engine runs: they say nothing and cost a hundred times as much. The caller's
+// setting comes back at the end.
 class FlushDenormals {
    public:
 #if defined(__x86_64__)
@@ -43,7 +43,8 @@ struct Session {
     Barrier barrier, alone{1};
     std::vector<std::unique_ptr<Image>> images;
 
-    Session(const Prepared& prepared, int count, bool team) : threads(count), together(team), workers(count), barrier(count) {
+    Session(const Prepared& prepared, int count, bool team)
+        : threads(count), together(team), workers(count), barrier(count) {
         for (int i = 0; i < (together ? 1 : threads); ++i)
             images.push_back(std::make_unique<Image>(prepared, together ? threads : 1));
     }

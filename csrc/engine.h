@@ -20,17 +20,18 @@ struct Call {
     const uint8_t* const* forced = nullptr;  // per group null or (batch, filters) of 0/1; null: gates decide
     bool heads = false;                      // evaluate heads also where masks are forced, e.g. to time them
     uint8_t* const* masks = nullptr;         // per group null or (batch, filters): the masks that ran; may be null
-    float* const* logits = nullptr;          // per group null or (batch, filters); not written where forced; may be null
-    int64_t* macs = nullptr;                 // (batch, ops): executed MACs; may be null
-    double* seconds = nullptr;               // (ops): time of each op, heads included, summed over the batch; may be null
+    float* const* logits = nullptr;  // per group null or (batch, filters); not written where forced; may be null
+    int64_t* macs = nullptr;         // (batch, ops): executed MACs; may be null
+    double* seconds = nullptr;       // (ops): time of each op, heads included, summed over the batch; may be null
 };
 
-// Holds the prepared weights. Calls may come from several threads at once; each borrows a workspace of its own, so that no
-// call allocates once as many have run side by side before.
+// Holds the prepared weights. Calls may come from several threads at once; each borrows a workspace of its own, so that
+// no call allocates once as many have run side by side before.
 class Engine {
    public:
-    // `kernel` is empty for the best kernels of this CPU, or names a set: "ref", "v2", "v3", ... Throws if it is not there.
-    // `tuning` is what `tuning()` of an engine of the same program gave, or empty: then every conv is timed here.
+    // `kernel` is empty for the best kernels of this CPU, or names a set: "ref", "v2", "v3", ... Throws if it is not
+    // there. `tuning` is what `tuning()` of an engine of the same program gave, or empty: then every conv is timed
+    // here.
     explicit Engine(Program program, const std::string& kernel = "", const std::string& tuning = "");
     ~Engine();
 

@@ -76,15 +76,16 @@ void Image::run(const Call& call, int index, const Member& member) {
     const Program& program = prepared_.program;
     const Shape in = shape(program.input);
     const Range mine = member.share(in.c);
-    std::copy_n(call.input + index * in.size() + int64_t(mine.begin) * in.area(), int64_t(mine.end - mine.begin) * in.area(),
-                plane(program.input, mine.begin));
+    std::copy_n(call.input + index * in.size() + int64_t(mine.begin) * in.area(),
+                int64_t(mine.end - mine.begin) * in.area(), plane(program.input, mine.begin));
     if (member.first()) live_[program.input].set_all();
     member.meet();
     for (int number = 0; number < int(program.ops.size()); ++number) {
         const bool timed = call.seconds && member.first();
         const auto begin = timed ? std::chrono::steady_clock::now() : std::chrono::steady_clock::time_point();
         step(number, call, index, member);
-        if (timed) call.seconds[number] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        if (timed)
+            call.seconds[number] += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
     give_output(call, index, member);
     member.meet();
@@ -186,7 +187,8 @@ void Image::keep_residual(int number, const Member& member) {
         if (mask.on[c]) continue;
         float* peak = prepared_.plan.peaked[op.dst] ? peaks(op.dst, 0) + c : nullptr;
         if (peak) *peak = -INFINITY;
-        prepared_.leaf.finish(plane(op.src[1], c), shape(op.dst).area(), 0, nullptr, op.act, op.slope, plane(op.dst, c), peak);
+        prepared_.leaf.finish(plane(op.src[1], c), shape(op.dst).area(), 0, nullptr, op.act, op.slope, plane(op.dst, c),
+                              peak);
     }
     member.meet();
 }
@@ -214,7 +216,8 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         for (int f = 0; f < filters; ++f)
             mask.on[f] = forced ? forced[int64_t(index) * filters + f] != 0 : logits_[f] > call.threshold;
         mask.list_on();
-        if (call.masks && call.masks[op.group]) std::copy_n(mask.on.data(), filters, call.masks[op.group] + int64_t(index) * filters);
+        if (call.masks && call.masks[op.group])
+            std::copy_n(mask.on.data(), filters, call.masks[op.group] + int64_t(index) * filters);
         if (logits) std::copy_n(logits_.data(), filters, logits + int64_t(index) * filters);
     }
     member.meet();
@@ -231,7 +234,8 @@ void Image::pool_source(const Op& op, const Member& member) {
         else if (op.head.avg)
             pooled_[c] = prepared_.leaf.sum(plane(source, c), area) / float(area);
         else
-            pooled_[c] = prepared_.plan.peaked[source] ? peaks(source, 0)[c] : prepared_.leaf.largest(plane(source, c), area);
+            pooled_[c] =
+                prepared_.plan.peaked[source] ? peaks(source, 0)[c] : prepared_.leaf.largest(plane(source, c), area);
     }
 }
 
@@ -318,8 +322,9 @@ void Image::pool(const Op& op, int c, float* line) {
     const Shape in = shape(op.src[0]), out = shape(op.dst);
     const float* x = plane(op.src[0], c);
     float* y = plane(op.dst, c);
-    const bool global = out.area() == 1 && op.padding.top + op.padding.left + op.padding.bottom + op.padding.right == 0 &&
-                        (op.adaptive || (op.kernel.h == in.h && op.kernel.w == in.w && op.dilation.h * op.dilation.w == 1));
+    const bool global =
+        out.area() == 1 && op.padding.top + op.padding.left + op.padding.bottom + op.padding.right == 0 &&
+        (op.adaptive || (op.kernel.h == in.h && op.kernel.w == in.w && op.dilation.h * op.dilation.w == 1));
     if (global) {
         *y = op.maximum ? prepared_.leaf.largest(x, in.area()) : prepared_.leaf.sum(x, in.area()) / float(in.area());
         return;
@@ -339,8 +344,8 @@ void Image::pool(const Op& op, int c, float* line) {
             for (int iy = rows.begin; iy < rows.end; iy += op.dilation.h)
                 for (int ix = columns.begin; ix < columns.end; ix += op.dilation.w) {
                     const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
-                    const bool padded = iy >= -op.padding.top && iy < in.h + op.padding.bottom && ix >= -op.padding.left &&
-                                        ix < in.w + op.padding.right;
+                    const bool padded = iy >= -op.padding.top && iy < in.h + op.padding.bottom &&
+                                        ix >= -op.padding.left && ix < in.w + op.padding.right;
                     count += inside || (op.include_pad && padded);
                     const float pixel = inside ? x[int64_t(iy) * in.w + ix] : op.maximum ? -INFINITY : 0;
                     value = !op.maximum ? value + pixel : pixel > value ? pixel : value;

@@ -1,4 +1,5 @@
-// One image on its way through a program: its buffers, what is live in them, the masks; and every op but the convs' inner work.
+// One image on its way through a program: its buffers, what is live in them, the masks; and every op but the convs'
+// inner work.
 #pragma once
 
 #include <cstdint>
@@ -60,9 +61,13 @@ class Image {
     void give_output(const Call& call, int index, const Member& member);
     int64_t& macs(int number, int thread);
 
-    float* plane(int buffer, int c) { return arena_.data() + prepared_.plan.offsets[buffer] + int64_t(c) * shape(buffer).area(); }
+    float* plane(int buffer, int c) {
+        return arena_.data() + prepared_.plan.offsets[buffer] + int64_t(c) * shape(buffer).area();
+    }
     Shape shape(int buffer) const { return prepared_.program.buffers[buffer]; }
-    float* peaks(int buffer, int thread) { return peaks_.data() + peak_offsets_[buffer] + int64_t(thread) * shape(buffer).c; }
+    float* peaks(int buffer, int thread) {
+        return peaks_.data() + peak_offsets_[buffer] + int64_t(thread) * shape(buffer).c;
+    }
 
     const Prepared& prepared_;
     Floats arena_, room_, pooled_, softmax_, logits_;

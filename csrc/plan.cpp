@@ -28,15 +28,15 @@ std::vector<Interval> lifetimes(const Program& program) {
 
 // After this op. Before it, a buffer that it writes in place may have been otherwise.
 bool stays_nonnegative(const Op& op, const std::vector<char>& nonnegative) {
-    if (op.act == Act::relu || op.act == Act::relu6 || op.act == Act::sigmoid || op.act == Act::hardsigmoid) return true;
+    if (op.act == Act::relu || op.act == Act::relu6 || op.act == Act::sigmoid || op.act == Act::hardsigmoid)
+        return true;
     if (op.kind == Kind::conv || op.kind == Kind::affine) return false;
     return std::all_of(op.src.begin(), op.src.end(), [&](int source) { return bool(nonnegative[source]); });
 }
 
 }  // namespace
 
-Plan::Plan(const Program& program)
-    : offsets(program.buffers.size(), 0), peaked(program.buffers.size(), 0) {
+Plan::Plan(const Program& program) : offsets(program.buffers.size(), 0), peaked(program.buffers.size(), 0) {
     const std::vector<Interval> life = lifetimes(program);
     // First fit, largest buffers first: simple, and within a few per cent of the best for chains of layers.
     std::vector<int> order;

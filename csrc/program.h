@@ -29,8 +29,8 @@ enum class Kind { conv, affine, act, add, mul, cat, move, pool, flatten };
 
 // Decides a group's mask from the source of the op it stands before.
 struct Head {
-    bool avg;      // mean over space, else maximum
-    bool softmax;  // over all channels; a dead one enters as 0
+    bool avg;             // mean over space, else maximum
+    bool softmax;         // over all channels; a dead one enters as 0
     const float* weight;  // (filters, channels of src0)
     const float* bias;    // (filters), or null
 };
@@ -41,8 +41,8 @@ struct Op {
     std::vector<int> src;
     int dst;
     Act act = Act::none;
-    float slope = 0;  // of Act::leaky
-    int group = -1;   // of the output only the filters of this group's mask exist; -1: all
+    float slope = 0;       // of Act::leaky
+    int group = -1;        // of the output only the filters of this group's mask exist; -1: all
     bool decides = false;  // the group's mask is decided here, by `head`
     Head head{};
     // conv: (O, I / groups, kernel) and bias (O); affine: scale (C) and shift (C)
@@ -52,11 +52,11 @@ struct Op {
     Pair kernel{1, 1}, stride{1, 1}, dilation{1, 1};  // move has a stride too
     Padding padding{0, 0, 0, 0};
     int groups = 1;
-    bool residual = false;  // conv: src[1] is added before the activation
-    bool lift = false;      // affine: zero does not stay zero
+    bool residual = false;                                        // conv: src[1] is added before the activation
+    bool lift = false;                                            // affine: zero does not stay zero
     bool maximum = false, include_pad = false, adaptive = false;  // pool
-    std::vector<int> channels;  // move: source channel of each, -1 for zero
-    Pair offset{0, 0};          // move
+    std::vector<int> channels;                                    // move: source channel of each, -1 for zero
+    Pair offset{0, 0};                                            // move
 };
 
 struct Group {
@@ -81,9 +81,9 @@ struct Program {
     Program& operator=(const Program&) = delete;
 };
 
-// Parses and checks the bytes of a program file: whatever they are, the result is a program that runs without reading or
-// writing out of bounds, or a std::runtime_error that says what is wrong and where. Never allocates more than a small
-// multiple of `size` plus the buffers' stated sizes, which are limited.
+// Parses and checks the bytes of a program file: whatever they are, the result is a program that runs without reading
+// or writing out of bounds, or a std::runtime_error that says what is wrong and where. Never allocates more than a
+// small multiple of `size` plus the buffers' stated sizes, which are limited.
 Program load_program(const uint8_t* bytes, size_t size);
 
 }  // namespace cofire

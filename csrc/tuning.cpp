@@ -13,8 +13,8 @@ namespace cofire {
 
 namespace {
 
-constexpr double kKeep = 0.7;              // share of filters and inputs that are on while a gated conv is timed
-constexpr int64_t kCache = 4 << 20;        // floats that may well stay in the last-level cache between two images
+constexpr double kKeep = 0.7;        // share of filters and inputs that are on while a gated conv is timed
+constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-level cache between two images
 constexpr int kTries = 3;
 
 double seconds_now() {
@@ -40,8 +40,8 @@ struct Trial {
     double time(const AbstractConv& conv) {
         Floats room(conv.room(1));
         Barrier barrier(1);
-        ConvCall call{input.data(), in.data(), int(in.size()), out.data(), int(out.size()), output.data(), nullptr, nullptr,
-                      room.data()};
+        ConvCall call{input.data(),  in.data(), int(in.size()), out.data(), int(out.size()),
+                      output.data(), nullptr,   nullptr,        room.data()};
         double best = std::numeric_limits<double>::infinity();
         for (int round = 0; round <= kTries; ++round) {
             if (flood)
@@ -56,8 +56,8 @@ struct Trial {
 
 std::string shape_key(const Op& op, Shape x, Shape y) {
     std::ostringstream key;
-    for (int n : {x.c, x.h, x.w, y.c, y.h, y.w, op.kernel.h, op.kernel.w, op.stride.h, op.stride.w, op.dilation.h, op.dilation.w,
-                  op.groups, int(op.group >= 0)})
+    for (int n : {x.c, x.h, x.w, y.c, y.h, y.w, op.kernel.h, op.kernel.w, op.stride.h, op.stride.w, op.dilation.h,
+                  op.dilation.w, op.groups, int(op.group >= 0)})
         key << n << ' ';
     return key.str();
 }
@@ -68,7 +68,8 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
     int64_t weights = 0;
     for (const Op& op : program.ops)
         if (op.kind == Kind::conv)
-            weights += program.buffers[op.src[0]].c / op.groups * int64_t(program.buffers[op.dst].c) * op.kernel.h * op.kernel.w;
+            weights += program.buffers[op.src[0]].c / op.groups * int64_t(program.buffers[op.dst].c) * op.kernel.h *
+                       op.kernel.w;
     std::vector<float> flood(2 * weights > kCache ? 12 << 20 : 0);
     std::map<std::string, std::string> known;
     std::vector<std::string> words;
@@ -84,7 +85,14 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
         if (best.empty()) {
             best = names[0];
             const double keep = op.group >= 0 ? kKeep : 1;
-            Trial trial{op, x, y, some(x.c, keep), some(y.c, keep), Floats(x.size() + kSlack), Floats(y.size() + kSlack), flood.empty() ? nullptr : &flood};
+            Trial trial{op,
+                        x,
+                        y,
+                        some(x.c, keep),
+                        some(y.c, keep),
+                        Floats(x.size() + kSlack),
+                        Floats(y.size() + kSlack),
+                        flood.empty() ? nullptr : &flood};
             double least = std::numeric_limits<double>::infinity();
             for (size_t i = 0; names.size() > 1 && i < names.size(); ++i) {
                 const double seconds = trial.time(*make_conv(names[i], leaf, op, x, y));
@@ -108,7 +116,8 @@ std::vector<std::string> parse_tuning(const Program& program, const std::string&
         std::vector<std::string> names{"-"};
         if (op.kind == Kind::conv) names = conv_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
-            throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] + "'; delete the tuning file");
+            throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
+                                     "'; delete the tuning file");
     }
     return words;
 }

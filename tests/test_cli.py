@@ -32,7 +32,7 @@ ratio = 0.8
 epochs = 1
 lr = 0.05
 """
-COMMANDS = ["estimate", "solve", "train", "eval", "info", "data", "demo"]
+COMMANDS = ["estimate", "solve", "train", "eval", "compile", "run", "bench", "info", "data", "demo"]
 START = "from cofire.cli import main; main()"
 
 

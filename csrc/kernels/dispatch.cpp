@@ -18,8 +18,9 @@ COFIRE_DECLARE(v4)
 namespace {
 bool runs(const Leaf* leaf) {
     __builtin_cpu_init();
-    if (leaf == &v4::leaf) return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    if (leaf == &v4::leaf)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
     if (leaf == &v3::leaf) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     return __builtin_cpu_supports("sse4.2");
 }

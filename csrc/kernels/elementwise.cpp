@@ -174,11 +174,12 @@ void lines_of(const float* x, int pitch, const int* at, const float* w, int taps
 
 }  // namespace
 
-void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias, Act act,
-               float slope, float* y, float* peak) {
+void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
+               Act act, float slope, float* y, float* peak) {
     with_activation(act, slope, [&](auto activation) {
-        const auto go = taps == 9 ? lines_of<9, decltype(activation)>
-                                  : taps == 25 ? lines_of<25, decltype(activation)> : lines_of<0, decltype(activation)>;
+        const auto go = taps == 9    ? lines_of<9, decltype(activation)>
+                        : taps == 25 ? lines_of<25, decltype(activation)>
+                                     : lines_of<0, decltype(activation)>;
         go(x, pitch, at, w, taps, lines, width, bias, activation, y, peak);
     });
 }
@@ -217,7 +218,8 @@ namespace {
 
 template <int Count>
 void dots(const float* w, int nk, const float* x, int64_t ldx, float* out) {
-    constexpr int kChains = 2;  // the same for every count, so that a result does not depend on what it is computed with
+    constexpr int kChains =
+        2;  // the same for every count, so that a result does not depend on what it is computed with
     vec sums[Count][kChains] = {};
     int k = 0;
     for (; k + kChains * kLanes <= nk; k += kChains * kLanes)

@@ -42,13 +42,14 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
 
 // Wide is how many vectors keep both FMA units busy with this many rows.
 template <int Rows, int Wide>
-void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, float* out, int64_t ldo,
-             const float* const* ahead) {
+void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
+             int64_t ldo, const float* const* ahead) {
     int i = 0;
     for (; n - i > (Wide - 1) * kLanes; i += Wide * kLanes, ahead = nullptr)
         tile<Rows, Wide>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
     if constexpr (Wide > 2)
-        for (; n - i > kLanes; i += 2 * kLanes, ahead = nullptr) tile<Rows, 2>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+        for (; n - i > kLanes; i += 2 * kLanes, ahead = nullptr)
+            tile<Rows, 2>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
     for (; n - i > 0; i += kLanes, ahead = nullptr) tile<Rows, 1>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
 }
 

@@ -1,4 +1,5 @@
-// The inner loops: plain functions on plain memory, compiled once per instruction set and chosen when an engine is made.
+// The inner loops: plain functions on plain memory, compiled once per instruction set and chosen when an engine is
+// made.
 //
 // They hold no state and use nothing of the standard library: a template instantiated here would be compiled for this
 // instruction set, and the linker could hand it to code that runs on any CPU.
@@ -12,10 +13,11 @@
 
 namespace cofire {
 
-constexpr int kSlack = 64;    // floats of room after every array that a leaf walks
-constexpr int kMaxRows = 6;   // filters that one call of gemm takes
+constexpr int kSlack = 64;   // floats of room after every array that a leaf walks
+constexpr int kMaxRows = 6;  // filters that one call of gemm takes
 
-// Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and (4, 4).
+// Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and
+// (4, 4).
 struct Toom {
     int m, r;
     int a() const { return m + r - 1; }
@@ -32,26 +34,29 @@ struct Leaf {
 
     // out[r * ldo + i] = sum over k of w[r][wk[k]] * x[xk[k] + i], for r < rows <= kMaxRows and i < n.
     // `ahead`: rows (as many) that the next call will read, or null.
-    void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
-                 int64_t ldo, const float* const* ahead);
+    void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
+                 float* out, int64_t ldo, const float* const* ahead);
 
-    // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles are counted
-    // along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p. `room`: wino_room() floats.
+    // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles
+    // are counted along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p. `room`: wino_room()
+    // floats.
     void (*wino_input)(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
                        float* room, float* v, int64_t ldv);
     // y[i] = the rows * m lines of `width` pixels that the tiles u[p * ldu + tile] make.
     void (*wino_output)(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 
-    // y = act(x + bias [+ residual]); the largest y goes into *peak if that is larger. x, residual and y may be the same memory.
-    void (*finish)(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
+    // y = act(x + bias [+ residual]); the largest y goes into *peak if that is larger. x, residual and y may be the
+    // same memory.
+    void (*finish)(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y,
+                   float* peak);
 
     // out[i] = sum over k of w[k] * x[i * ldx + k], for i < count.
     void (*dot)(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
 
-    // One channel of a depthwise conv: y[l * width + i] = act(bias + sum over t of w[t] * x[l * pitch + at[t] + i]), for `lines`
-    // lines of `width`; the largest goes into *peak as in finish.
-    void (*depthwise)(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
-                      Act act, float slope, float* y, float* peak);
+    // One channel of a depthwise conv: y[l * width + i] = act(bias + sum over t of w[t] * x[l * pitch + at[t] + i]),
+    // for `lines` lines of `width`; the largest goes into *peak as in finish.
+    void (*depthwise)(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width,
+                      float bias, Act act, float slope, float* y, float* peak);
 
     // to[i] = from[i * step], for i < n; writes nothing past n.
     void (*take)(const float* from, int step, int n, float* to);

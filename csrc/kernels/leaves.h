@@ -8,13 +8,13 @@ namespace COFIRE_ISA {
 
 void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
           int64_t ldo, const float* const* ahead);
-void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
-                float* v, int64_t ldv);
+void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
+                float* room, float* v, int64_t ldv);
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
 void dot(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
-void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias, Act act,
-               float slope, float* y, float* peak);
+void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
+               Act act, float slope, float* y, float* peak);
 void take(const float* from, int step, int n, float* to);
 void softmax(float* x, int n);
 void maximum(const float* x, int n, float* y);

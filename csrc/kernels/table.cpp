@@ -9,7 +9,19 @@ namespace cofire {
 namespace COFIRE_ISA {
 
 extern const Leaf leaf;
-const Leaf leaf{COFIRE_NAME(COFIRE_ISA), kLanes, gemm, wino_input, wino_output, finish, dot, depthwise, take, softmax, maximum, largest, sum};
+const Leaf leaf{COFIRE_NAME(COFIRE_ISA),
+                kLanes,
+                gemm,
+                wino_input,
+                wino_output,
+                finish,
+                dot,
+                depthwise,
+                take,
+                softmax,
+                maximum,
+                largest,
+                sum};
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

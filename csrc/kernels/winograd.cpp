@@ -1,8 +1,8 @@
 // Winograd: planes to tiles and back, a vector of tiles at a time.
 //
 // A plane is first split by phase: element (i, j) of every tile lies in one row-major array over tiles, so that the
-// transforms need no gathers. Tiles overlap by r - 1: the last columns of a tile are the first of its right neighbour and
-// get arrays of their own, the last rows are read one tile row further down.
+// transforms need no gathers. Tiles overlap by r - 1: the last columns of a tile are the first of its right neighbour
+// and get arrays of their own, the last rows are read one tile row further down.
 #include "leaves.h"
 #include "vec.h"
 
@@ -12,8 +12,8 @@ namespace COFIRE_ISA {
 namespace {
 
 // One line of pixels, already padded, into its phase arrays, four tiles at a time. Columns from M on are stored as the
-// neighbour's first, one place to the left. Writes one too many in front and up to three behind, the latter for the next line to
-// overwrite, the former for the caller to mend.
+// neighbour's first, one place to the left. Writes one too many in front and up to three behind, the latter for the
+// next line to overwrite, the former for the caller to mend.
 template <int M, int R>
 void split_line(const float* line, int across, float* phases, int64_t ldp) {
     for (int tile = 0; tile < across; tile += 4) {
@@ -32,7 +32,8 @@ void split_line(const float* line, int across, float* phases, int64_t ldp) {
     }
 }
 
-// The matrices of F(M, R), from the points 0, 1, -1, 2, -2, 1/2 and infinity: inputs are multiplied by B', products by A'.
+// The matrices of F(M, R), from the points 0, 1, -1, 2, -2, 1/2 and infinity: inputs are multiplied by B', products by
+// A'.
 template <int M, int R>
 struct Matrices {
     static constexpr int A = M + R - 1;
@@ -60,7 +61,8 @@ struct Matrices {
 
 // out = matrix * d, with the zeros of the matrix left out by the compiler
 template <int Rows, int Columns>
-inline __attribute__((always_inline)) void multiply(const float (&matrix)[Rows][Columns], const vec* d, vec* out, int step) {
+inline __attribute__((always_inline)) void multiply(const float (&matrix)[Rows][Columns], const vec* d, vec* out,
+                                                    int step) {
 #pragma GCC unroll 8
     for (int i = 0; i < Rows; ++i) {
         vec sum = {};
@@ -125,11 +127,12 @@ inline void read_line(const float* plane, Shape shape, const Window& window, int
 }
 
 template <int M, int R>
-void input_of(const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room, float* v,
-              int64_t ldv) {
+void input_of(const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
+              float* v, int64_t ldv) {
     constexpr int A = M + R - 1;
-    const int64_t ldp = (rows + 1) * int64_t(across) + kSlack;  // phase array (i % M, j): at room + ((i % M) * A + j) * ldp
-    room += kLanes;                                             // split_line writes one place in front
+    const int64_t ldp =
+        (rows + 1) * int64_t(across) + kSlack;  // phase array (i % M, j): at room + ((i % M) * A + j) * ldp
+    room += kLanes;                             // split_line writes one place in front
     float* line = room + M * A * ldp;
     const auto phases = [&](int down, int i) { return room + i * A * ldp + down * int64_t(across); };
     for (int down = 0; down <= rows; ++down)
@@ -141,7 +144,8 @@ void input_of(const float* plane, Shape shape, const Window& window, int across,
     for (int down = 0; down <= rows; ++down)
         for (int i = 0; i < (down < rows ? M : R - 1); ++i)
             for (int j = 0; j < R - 1; ++j)
-                phases(down, i)[(M + j) * ldp + across - 1] = pixel(plane, shape, window, (row + down) * M + i, M * across + j);
+                phases(down, i)[(M + j) * ldp + across - 1] =
+                    pixel(plane, shape, window, (row + down) * M + i, M * across + j);
     for (int tile = 0; tile < rows * across; tile += kLanes) {
         vec d[A], half[A * A];
         for (int j = 0; j < A; ++j) {
@@ -159,7 +163,8 @@ void input_of(const float* plane, Shape shape, const Window& window, int across,
 template <int M>
 inline void store_line(const float* pixels, float* const* to, int count, int64_t offset) {
     if constexpr (M == 4) {
-        vec4 a = load4(pixels), b = load4(pixels + kLanes), c = load4(pixels + 2 * kLanes), d = load4(pixels + 3 * kLanes);
+        vec4 a = load4(pixels), b = load4(pixels + kLanes), c = load4(pixels + 2 * kLanes),
+             d = load4(pixels + 3 * kLanes);
         transpose4(a, b, c, d);
         store4(to[0] + offset, a);
         if (count > 1) store4(to[1] + offset, b);
@@ -202,16 +207,20 @@ void output_of(const float* u, int64_t ldu, int across, int rows, int width, flo
 
 }  // namespace
 
-void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
-                float* v, int64_t ldv) {
+void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
+                float* room, float* v, int64_t ldv) {
     const auto run = toom.m == 2 ? (toom.r == 2 ? input_of<2, 2> : input_of<2, 3>)
-                                 : (toom.r == 2 ? input_of<4, 2> : toom.r == 3 ? input_of<4, 3> : input_of<4, 4>);
+                                 : (toom.r == 2   ? input_of<4, 2>
+                                    : toom.r == 3 ? input_of<4, 3>
+                                                  : input_of<4, 4>);
     run(plane, shape, window, across, row, rows, room, v, ldv);
 }
 
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y) {
     const auto run = toom.m == 2 ? (toom.r == 2 ? output_of<2, 2> : output_of<2, 3>)
-                                 : (toom.r == 2 ? output_of<4, 2> : toom.r == 3 ? output_of<4, 3> : output_of<4, 4>);
+                                 : (toom.r == 2   ? output_of<4, 2>
+                                    : toom.r == 3 ? output_of<4, 3>
+                                                  : output_of<4, 4>);
     run(u, ldu, across, rows, width, y);
 }
 

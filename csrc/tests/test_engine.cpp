@@ -207,7 +207,8 @@ Program depthwise_net() {
     const int three = net.conv({two}, 8, 3, 1, 2, Act::none, 4, 2);
     const int four = net.conv({three}, 16, 5, 3, 2, Act::relu, 8);
     net.gate(false, false, false);
-    const int five = net.conv({four}, 20, 3, 1, 1, Act::relu);
+    const int small = net.conv({four}, 16, 3, 1, 1, Act::none, 16);  // planes smaller than a vector, side by side
+    const int five = net.conv({small}, 20, 3, 1, 1, Act::relu);
     net.conv({five}, 6, 3, 1, 0, Act::sigmoid);
     return net.done(2);
 }

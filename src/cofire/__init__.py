@@ -32,11 +32,12 @@ The files, in the data's way; each imports only from files above it:
     gating.py            gate(model, config) -> GatedModel
     runtime/
         _native.pyi      what the compiled module offers
-        program.py       a program: ops on buffers, and its file
-        building.py      calls -> ops, one by one
-        elementwise.py   which activation or scaling a function is
-        folding.py       ops that can be one become one
-        gates.py         a gated model's gates as the program has them
+        program.py       ops on numbered buffers, and their file
+        folding.py       a program -> the same function in fewer ops
+        building.py      ops under construction
+        elementwise.py   a function of one element -> scale and shift, or an activation
+        windows.py       arguments of convs and poolings -> kernel, stride, padding
+        gates.py         units and gates -> which calls carry which gate
         lowering.py      model -> program
         engine.py        compile(model) -> Engine
         latency.py       milliseconds at any keep rate

@@ -136,7 +136,11 @@ def compile_run(
     engine = experiment.compile_run(run)
     engine.save(path)
     described = {"program": str(path), "kernel": engine.kernel, "input_shape": list(engine.input_shape)}
-    _show(as_json, described, f"{path}: {engine.input_shape} on kernels {engine.kernel}; try it: cofire run {path} PICTURE")
+    _show(
+        as_json,
+        described,
+        f"{path}: {engine.input_shape} on kernels {engine.kernel}; try it: cofire run {path} PICTURE",
+    )
 
 
 @app.command()

@@ -31,9 +31,7 @@ class Answer:
         return asdict(self)
 
     def __str__(self) -> str:
-        best = ", ".join(
-            f"class {c} ({100 * p:.1f} %)" for c, p in zip(self.classes, self.probabilities, strict=True)
-        )
+        best = ", ".join(f"class {c} ({100 * p:.1f} %)" for c, p in zip(self.classes, self.probabilities, strict=True))
         return f"{self.picture}: {best}; {self.macs:,} MACs in {self.milliseconds:.2f} ms"
 
 

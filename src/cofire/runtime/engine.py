@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -290,10 +290,8 @@ def load_program(path: str | Path) -> Engine:
             raise
         engine, known = Engine(program), ""  # the tuning is of another program
     if not known and not os.environ.get("COFIRE_KERNEL"):
-        try:
+        with suppress(FileError):  # a read-only folder: it is timed again next time
             write_text(beside, f"{_machine()}\n{engine.tuning}\n")
-        except FileError:
-            pass  # a read-only folder: it is timed again next time
     return engine
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import safetensors.torch
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from cofire.errors import ConfigError, FileError
@@ -182,6 +183,32 @@ class Program:
     groups: tuple[Group, ...]
     threshold: float
     ops: tuple[Op, ...]
+
+    def describe(self) -> dict[str, Any]:
+        """Shapes, groups and ops as JSON values, without weights."""
+        return {
+            "input_shape": list(self.buffers[self.input]),
+            "output_shape": list(self.output_shape),
+            "groups": {group.name: group.filters for group in self.groups},
+            "threshold": self.threshold,
+            "ops": [
+                {"kind": kind_of(op), "name": op.name, "shape": list(self.buffers[op.dst]), "gate": self._gate(op)}
+                for op in self.ops
+            ],
+        }
+
+    def __rich__(self) -> Table:
+        described = self.describe()
+        shapes = " -> ".join("x".join(map(str, described[key])) for key in ("input_shape", "output_shape"))
+        table = Table(title=f"program: {shapes}, {len(self.ops)} ops, {len(self.groups)} gates", title_justify="left")
+        for column in ("kind", "name", "shape", "gate"):
+            table.add_column(column)
+        for op in described["ops"]:
+            table.add_row(op["kind"], op["name"], "x".join(map(str, op["shape"])), op["gate"] or "")
+        return table
+
+    def _gate(self, op: Op) -> str | None:
+        return None if op.gate is None else self.groups[op.gate.group].name
 
 
 def write(program: Program, path: str | Path) -> Path:

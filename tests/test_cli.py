@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from small import ROOT
 
 from cofire import cli
@@ -158,6 +159,36 @@ def test_train_writes_a_run_and_a_copy_of_its_result(cofire: Cofire, recipe: Pat
     done = cofire(*arguments)  # finished: comes back at once
     assert done.code == 0
     assert f"look closer: cofire eval {tmp_path / 'b'}" in " ".join(done.stdout.split())
+
+
+def test_a_run_compiles_to_a_program_that_classifies_pictures_as_the_model_does(
+    cofire: Cofire, run: Path, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    from cofire import load
+    from cofire.data import source
+
+    _, test = source("digits")
+    path = tmp_path / "a.cofire"
+    assert cofire.json("compile", run, "-o", path)["input_shape"] == list(test.pixels_NCHW.shape[1:])
+    pictures = []
+    for number, pixels in enumerate(test.pixels_NCHW[:5]):
+        pictures.append(tmp_path / f"{number}.png")
+        Image.fromarray(pixels[0].numpy()).save(pictures[-1])
+    model = load(run).eval()
+    with torch.no_grad():
+        wanted = model(test.normalise(test.pixels_NCHW[:5])).softmax(1)
+    answers = cofire.json("run", path, *pictures, "--top", 3)
+    for answer, expected in zip(answers, wanted, strict=True):
+        assert answer["classes"] == expected.topk(3).indices.tolist()
+        assert answer["probabilities"] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
+        assert answer["macs"] > 0
+    shown = cofire.json("info", path)
+    assert shown["ops"][0]["name"] == "normalise"
+    assert set(shown["groups"]) == set(model.gates)
+    cheap = cofire.json("run", path, pictures[0], "--threshold", 1e9)
+    assert cheap[0]["macs"] < answers[0]["macs"]
 
 
 def test_eval_reports_a_run_at_any_threshold(cofire: Cofire, run: Path) -> None:

@@ -160,8 +160,8 @@ void lines_of(const float* x, int pitch, const int* at, const float* w, int taps
         if (i < width) {
             const vec value = sum(int64_t(line) * pitch + i);
             best = max(best, lane_numbers() < float(width - i) ? value : best);
-            if (line + 1 < lines)
-                store(y + i, value);  // what is too much belongs to the next line, which comes later
+            if ((lines - line) * width - i >= kLanes)
+                store(y + i, value);  // what is too much belongs to the plane's next lines, which come later
             else
                 for (int lane = 0; lane < width - i; ++lane) y[i + lane] = value[lane];
         }

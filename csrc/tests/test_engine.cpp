@@ -178,7 +178,7 @@ class Maker {
 
 // Residual blocks with gates, in place and not; maps large enough that threads take tile rows of their own.
 Program residual_net() {
-    Maker net({3, 41, 38});
+    Maker net({3, 33, 30});
     const int stem = net.conv({0}, 13, 3, 1, 1, Act::relu);
     const int one = net.conv({stem}, 11, 3, 1, 1, Act::relu);
     net.gate(false, true, true);
@@ -207,7 +207,9 @@ Program depthwise_net() {
     const int three = net.conv({two}, 8, 3, 1, 2, Act::none, 4, 2);
     const int four = net.conv({three}, 16, 5, 3, 2, Act::relu, 8);
     net.gate(false, false, false);
-    const int small = net.conv({four}, 16, 3, 1, 1, Act::none, 16);  // planes smaller than a vector, side by side
+    const std::vector<int> as_is{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int narrow = net.move(four, as_is, 1, 0, {16, 5, 1});  // lines much shorter than a vector
+    const int small = net.move(net.conv({narrow}, 16, 3, 1, 1, Act::none, 16), as_is, 1, 0, {16, 3, 3});
     const int five = net.conv({small}, 20, 3, 1, 1, Act::relu);
     net.conv({five}, 6, 3, 1, 0, Act::sigmoid);
     return net.done(2);
@@ -237,7 +239,7 @@ struct Named {
     const char* name;
     Make make;
 };
-const Named kPrograms[] = {{"residual", residual_net}, {"depthwise", depthwise_net}, {"elementwise", elementwise_net}};
+const Named kPrograms[] = {{"elementwise", elementwise_net}, {"depthwise", depthwise_net}, {"residual", residual_net}};
 
 // ---- Calls ----
 
@@ -386,7 +388,7 @@ int test_all() {
     for (const Named& program : kPrograms) {
         const std::unique_ptr<Engine> reference = engine_of(program.make, "ref", "");
         for (const char* kernel : {"v2", "v3", "v4", "base"})
-            for (const char* algorithm : {"gemm", "im2col", "wino2", "wino4", "dot", "depthwise", "ref"}) {
+            for (const char* algorithm : {"gemm", "im2col", "wino2", "wino4", "dot", "depthwise"}) {
                 const std::string tuning = tuning_with(reference->program(), algorithm);
                 const std::string name = std::string(program.name) + " " + kernel + " " + tuning;
                 const std::unique_ptr<Engine> engine = engine_of(program.make, kernel, tuning);
@@ -397,6 +399,7 @@ int test_all() {
                 test_side_by_side(*engine, name);
                 ++engines;
             }
+        test_engine(*reference, *reference, std::string(program.name) + " ref");
         const std::unique_ptr<Engine> tuned = engine_of(program.make, "", "");
         test_engine(*tuned, *reference, std::string(program.name) + " tuned");
     }

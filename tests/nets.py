@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cofire import FTWT, GatedModel, gate
@@ -41,6 +42,58 @@ def bn(channels: int) -> nn.BatchNorm2d:
 
 def fc(channels: int, classes: int = 5) -> nn.Linear:
     return nn.Linear(channels, classes)
+
+
+def option_a_net() -> Net:
+    """Residual blocks: an identity, one widened by padding with zeros, one projected."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = F.relu(m.bn0(m.stem(x)))
+        x = F.relu(m.bn1(m.a2(F.relu(m.a1(x)))) + x)
+        x = F.relu(m.bn2(m.b2(F.relu(m.b1(x)))) + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 3, 3)))
+        x = F.relu(m.bn3(m.c2(F.relu(m.c1(x)))) + m.down(x))
+        return m.fc(F.max_pool2d(x, 2).flatten(1))
+
+    modules = {
+        "stem": conv(3, 6),
+        "a1": conv(6, 5),
+        "a2": conv(5, 6),
+        "b1": nn.Conv2d(6, 7, 3, 2, 1),
+        "b2": conv(7, 12),
+    }
+    modules |= {"c1": conv(12, 4), "c2": conv(4, 8), "down": conv(12, 8, 1)}
+    norms = {"bn0": bn(6), "bn1": bn(6), "bn2": bn(12), "bn3": bn(8)}
+    return Net(forward, **modules, **norms, fc=fc(8 * 4))
+
+
+def inverted_net() -> Net:
+    """Inverted residual blocks with depthwise convs."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = F.relu6(m.bn0(m.stem(x)) * 0.01)
+        x = x + m.low1(F.relu(m.depth1(F.relu(m.high1(x)))))
+        x = m.low2(F.relu(m.bn2(m.depth2(F.max_pool2d(F.relu(m.bn1(m.high2(x))), 2)))))
+        return m.logits(F.relu(m.last(x)))
+
+    modules = {"stem": conv(3, 4), "bn0": bn(4), "high1": conv(4, 9, 1), "depth1": conv(9, 9, groups=9)}
+    modules |= {"low1": conv(9, 4, 1), "high2": conv(4, 7, 1), "bn1": bn(7), "depth2": conv(7, 7, groups=7)}
+    return Net(forward, **modules, bn2=bn(7), low2=conv(7, 5, 1), last=conv(5, 6), fc=fc(6))
+
+
+def mixed_net() -> Net:
+    """Groups, shuffle, squeeze-and-excite, split and concatenation."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        left, right = F.relu(m.stem(x)).chunk(2, 1)
+        y = F.relu(m.bn1(m.grouped(torch.cat([right, left, F.relu(m.side(x))], 1))))
+        y = m.shuffle(y)
+        y = y * torch.sigmoid(m.up(F.relu(m.squeeze(y.mean((2, 3), keepdim=True)))))
+        a, b = torch.split(y, [5, 3], 1)
+        return m.logits(torch.cat([F.relu(m.left(a)), F.dropout(b, 0.5, m.training), torch.sigmoid(left)], 1))
+
+    modules = {"stem": conv(3, 8), "side": conv(3, 4), "grouped": conv(12, 8, groups=2), "bn1": bn(8)}
+    modules |= {"shuffle": nn.ChannelShuffle(4), "squeeze": conv(8, 2, 1), "up": conv(2, 8, 1), "left": conv(5, 6)}
+    return Net(forward, **modules, fc=fc(6 + 3 + 4))
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:

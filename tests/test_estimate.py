@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nets import SHAPE, Net, images, inverted_net, mixed_net, option_a_net
 from small import SHARED, OwnNet, digest, tiny_gated, tiny_images, tiny_plain
+from torch import Tensor
 
 from cofire import (
     FTWT,
     CofireError,
     ConfigError,
     DataError,
+    Estimate,
     GateConfig,
     create_backbone,
     data,
     estimate,
     gate,
+    signatures,
     solve_ratio,
 )
 from cofire.cost import COLUMNS
@@ -100,6 +105,62 @@ def test_a_larger_ratio_never_saves_more(cascade: bool) -> None:
     for column in COLUMNS:
         falling = table.reduction[column]
         assert falling == sorted(falling, reverse=True) if not cascade else falling[0] > falling[-1]
+
+
+CONFIGS = {
+    "default": ALL,
+    "paper": FTWT.preset("paper"),
+    "official": FTWT.preset("official"),
+    "tolerant, so that 1.0 drops filters": FTWT(always=True, tolerance=0.05, site="post_add"),
+    "the same number for all": ALL,
+}
+
+
+def figures(table: Estimate, i: int) -> dict[Any, tuple[float, float]]:
+    """Mean and spread of everything at the ratio of index ``i``."""
+    found: dict[Any, tuple[float, float]] = {c: (table.reduction[c][i], table.spread[c][i]) for c in COLUMNS}
+    found |= {("layer", k): (v[i], table.layer_spread[k][i]) for k, v in table.layers.items()}
+    return found | {("keep", k): (v[i], table.keep_spread[k][i]) for k, v in table.keep_rate.items()}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("make", [option_a_net, inverted_net, mixed_net])
+def test_the_table_holds_the_figures_of_one_mask_for_each_ratio(make: Callable[[], Net], config: str) -> None:
+    net, how, batches = make().eval(), CONFIGS[config], [images(5), images(2, seed=7)]
+    if config == "the same number for all":
+        how = dataclasses.replace(how, signature=signatures.uniform(net, how, 0.4, SHAPE))
+    table = estimate(net, how, batches, RATIOS)
+    for i, ratio in enumerate(RATIOS):
+        gated = gate(net, dataclasses.replace(how, ratio=ratio), input_shape=SHAPE)
+        masks: dict[str, Any] = {}
+        values: dict[Any, list[float]] = defaultdict(list)
+
+        def watch(group: str, decision: Any, y_BOHW: Tensor, gated: Any = gated, masks: Any = masks) -> None:
+            masks[group] = gated.gates[group].target(y_BOHW)
+
+        with torch.no_grad(), gated.force("open"), gated.observe(watch):
+            for x_BCHW in batches:
+                gated(x_BCHW)
+                cost = gated.cost(masks)
+                for column in COLUMNS:
+                    values[column] += cost.reduction(column).tolist()
+                for layer, macs_B in cost.executed.items():
+                    values["layer", layer] += (1 - macs_B.double() / cost.dense[layer]).tolist()
+                for group, mask_BO in masks.items():
+                    values["keep", group] += mask_BO.double().mean(1).tolist()
+        for name, (mean, spread) in figures(table, i).items():
+            assert mean == pytest.approx(np.mean(values[name]), abs=1e-7)
+            assert spread == pytest.approx(np.std(values[name]), abs=1e-6)
+        assert values.keys() == figures(table, i).keys()
+
+
+def test_there_may_be_hundreds_of_ratios() -> None:
+    """More than a byte could tell apart."""
+    ratios = [i / 300 for i in range(1, 301)]
+    table = estimate(own_net(), ALL, own_images().loader(12), ratios)
+    few = estimate(own_net(), ALL, own_images().loader(12), ratios[::50])
+    assert table.reduction["executed"][::50] == few.reduction["executed"]
+    assert table.keep_rate["second"][::50] == few.keep_rate["second"]
 
 
 def test_ratios_come_back_sorted() -> None:
@@ -190,7 +251,7 @@ def test_the_solved_ratio_meets_the_budget_when_it_is_worked_out_again(macs: flo
 
 
 def test_a_budget_out_of_reach_says_what_can_be_reached() -> None:
-    with pytest.raises(ConfigError, match=r"macs=0.0001 cannot be reached: this model keeps between 0\.\d+ and"):
+    with pytest.raises(ConfigError, match=r"macs=0.0001 cannot be reached: .* takes between 0\.\d+ and"):
         solve_ratio(tiny_plain(), FTWT(), tiny_images(20).loader(20), macs=0.0001)
 
 

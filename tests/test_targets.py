@@ -12,7 +12,7 @@ from nets import Net, conv, fc
 from torch import Tensor
 
 from cofire import FTWT, AbstractGate, ConfigError, TrainingError, gate
-from cofire.targets import activity, mass_target, mass_targets, top_target
+from cofire.targets import activity, mass_levels, mass_target, nested, top_target
 
 ROWS = 4
 RATIOS = [1e-6, 0.5, 0.999999, 1.0]
@@ -23,6 +23,7 @@ usual = settings(max_examples=150, deadline=None, derandomize=True)
 exact = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.0, 2.0, 3.0])
 anything = st.floats(0.0, 1e6, width=32)
 extreme = st.sampled_from([0.0, 1e-38, 1e-12, 1.0, 1.0 + 2**-23, 1e12])
+floors = st.sampled_from([0, 1])
 ratios = st.floats(1e-6, 1.0) | st.sampled_from([0.1, 0.25, 0.75, 0.9])
 
 
@@ -165,15 +166,18 @@ def test_thousands_of_equal_filters_are_counted_exactly() -> None:
 
 
 @usual
-@given(batches(), st.lists(ratios, min_size=1, max_size=5), st.sampled_from([0, 1]), st.sampled_from([0.0, 1e-5]))
+@given(batches(), st.lists(ratios | st.just(1.0), min_size=1, max_size=5), floors, st.sampled_from([0.0, 1e-5, 0.3]))
 def test_many_ratios_at_once_give_the_target_of_each(
     a_BO: Tensor, some: list[float], floor: int, tolerance: float
 ) -> None:
-    together = mass_targets(a_BO, some, floor=floor, tolerance=tolerance)
-    assert together.shape == (len(some), *a_BO.shape)
-    assert together.dtype == torch.bool
-    for ratio, target in zip(some, together, strict=True):
-        assert torch.equal(target, mass_target(a_BO, ratio, floor=floor, tolerance=tolerance))
+    runs = nested(some, tolerance)
+    assert [ratio for run in runs for ratio in run] == sorted(some)
+    assert tolerance or len(runs) == 1
+    for run in runs:
+        level_BO = mass_levels(a_BO, run, floor=floor, tolerance=tolerance)
+        assert level_BO.shape == a_BO.shape
+        for i, ratio in enumerate(run):
+            assert torch.equal(level_BO <= i, mass_target(a_BO, ratio, floor=floor, tolerance=tolerance))
 
 
 @usual

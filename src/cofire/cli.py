@@ -81,14 +81,17 @@ def estimate(
 @app.command()
 def solve(
     recipe: RecipeFile,
-    macs: Annotated[float, typer.Option(help="Share of the MACs that may REMAIN; 0.5 is half.")],
+    macs: Annotated[float | None, typer.Option(help="Share of the MACs that may REMAIN; 0.5 is half.")] = None,
+    latency_ms: Annotated[
+        float | None, typer.Option(help="Or milliseconds per image in the native engine on this machine.")
+    ] = None,
     overrides: Overrides = None,
     images: NumImages = 2000,
     as_json: AsJson = False,
 ) -> None:
-    """The ratio r for a budget of MACs, before any training."""
+    """The ratio r for a budget of MACs or of milliseconds, before any training."""
     solution = experiment.solve_experiment(
-        experiment.read_experiment(recipe, overrides or ()), macs=macs, images=images
+        experiment.read_experiment(recipe, overrides or ()), macs=macs, latency_ms=latency_ms, images=images
     )
     _show(as_json, solution.to_json(), f"{solution}\nuse it: --set gate.ratio={solution.config.ratio:.4f}")
 

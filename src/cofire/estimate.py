@@ -1,11 +1,12 @@
 """What a config will cost, before any training: one pass over images gives every ratio; and a ratio for a budget.
 
-Shapes: R ratios, B samples, O filters.
+Shapes: R ratios, B samples, O filters, L lines of a table.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from cofire.errors import ConfigError
 from cofire.gates.base import Decision
 from cofire.gates.ftwt import FTWT, FTWTGate
 from cofire.gating import GatedModel, gate
-from cofire.targets import activity
+from cofire.graph import Live
+from cofire.runtime.engine import compile
+from cofire.runtime.latency import latency_model
+from cofire.targets import activity, nested
 from cofire.text import percent, rendered
 from cofire.tracing import evaluating
 
@@ -48,6 +52,7 @@ RATIOS = (
     0.99,
     1.0,
 )
+_TIMED = 16  # images on which a latency is measured
 _SOLVE_RATIOS = (
     0.01,
     0.02,
@@ -122,11 +127,17 @@ class Solution:
     """The same with masks applied from layer to layer."""
     estimate: Estimate
     applied: Estimate
+    latency_ms: float | None = None
+    """The budget of milliseconds, if it was one: what was predicted for the ratio."""
+    measured_ms: float | None = None
+    """What the engine then took, with targets as masks: less, because masks applied make the next layers sparser."""
 
     def to_json(self) -> dict[str, Any]:
-        """Ratio, both figures and both tables as JSON values."""
+        """Ratio, both figures, both tables and the times as JSON values."""
         return {
             "ratio": self.config.ratio,
+            "latency_ms": self.latency_ms,
+            "measured_ms": self.measured_ms,
             "independent": self.independent,
             "cascade": self.cascade,
             "estimate": self.estimate.to_json(),
@@ -137,6 +148,11 @@ class Solution:
         return (
             f"r = {self.config.ratio:.4f}: {percent(self.independent)} of the MACs saved by the one-pass estimate, "
             f"{percent(self.cascade)} with masks applied"
+            + (
+                ""
+                if self.measured_ms is None
+                else f"; {self.latency_ms:.3f} ms asked, {self.measured_ms:.3f} ms measured"
+            )
         )
 
 
@@ -169,25 +185,35 @@ def estimate(
     return _joined(parts)
 
 
-def solve_ratio(model: nn.Module, config: FTWT, loader: AnyLoader, *, macs: float) -> Solution:
-    """The ratio that leaves a share ``macs`` of the dense MACs, by the one-pass estimate (column ``executed``).
+def solve_ratio(
+    model: nn.Module, config: FTWT, loader: AnyLoader, *, macs: float | None = None, latency_ms: float | None = None
+) -> Solution:
+    """The ratio for a budget, by the one-pass estimate (column ``executed``): of MACs, or of time on this machine.
 
     Args:
-        macs: share that REMAINS, in (0, 1); 0.5 is half the MACs.
+        macs: share of the dense MACs that REMAINS, in (0, 1); 0.5 is half.
+        latency_ms: milliseconds for one image in the native engine, one thread, heads included; predicted from timings
+            of every op at several keep rates, then measured at the ratio found.
 
     Raises:
         ConfigError: no ratio reaches the budget; says what can be reached.
     """
-    if not 0.0 < macs < 1.0:
+    if (macs is None) == (latency_ms is None):
+        raise ConfigError(f"solve_ratio takes one budget, macs or latency_ms, got macs={macs}, latency_ms={latency_ms}")
+    if macs is not None and not 0.0 < macs < 1.0:
         raise ConfigError(f"macs is the share of MACs that remains and must be in (0, 1), got {macs}")
     table = estimate(model, config, loader, _SOLVE_RATIOS)
-    saved = table.reduction["executed"]
-    if not saved[-1] <= 1 - macs <= saved[0]:
+    timer = None if latency_ms is None else _Timer(model, config, loader)
+    remains = [1 - saved for saved in table.reduction["executed"]] if timer is None else timer.curve(table)
+    budget = macs if macs is not None else latency_ms
+    assert budget is not None
+    if not remains[0] <= budget <= remains[-1]:
+        what, unit = ("macs", "of its MACs") if timer is None else ("latency_ms", "ms")
         raise ConfigError(
-            f"macs={macs} cannot be reached: this model keeps between {1 - saved[0]:.3f} and {1 - saved[-1]:.3f} "
-            "of its MACs, from the smallest ratio to r = 1"
+            f"{what}={budget} cannot be reached: from the smallest ratio to r = 1 this model takes between "
+            f"{remains[0]:.3f} and {remains[-1]:.3f} {unit}"
         )
-    ratio = float(np.interp(1 - macs, saved[::-1], table.ratios[::-1]))
+    ratio = float(np.interp(budget, remains, table.ratios))
     solved = dataclasses.replace(config, ratio=min(ratio, 1.0))
     applied = estimate(model, solved, loader, [solved.ratio], cascade=True)
     return Solution(
@@ -196,7 +222,46 @@ def solve_ratio(model: nn.Module, config: FTWT, loader: AnyLoader, *, macs: floa
         cascade=applied.reduction["executed"][0],
         estimate=table,
         applied=applied,
+        latency_ms=latency_ms,
+        measured_ms=None if timer is None else timer.measure(solved),
     )
+
+
+class _Timer:
+    """Milliseconds of a model in the native engine: predicted for any estimate, measured for a config."""
+
+    def __init__(self, model: nn.Module, config: FTWT, loader: AnyLoader) -> None:
+        images, _ = next(iter(feed(loader, "compiling")))
+        self.images = images[:_TIMED].float().cpu()
+        self.model = model
+        self.engine = compile(self._gated(config))
+
+    def _gated(self, config: FTWT) -> GatedModel:
+        _, channels, height, width = self.images.shape
+        return gate(self.model, config, input_shape=(channels, height, width)).eval()
+
+    def curve(self, table: Estimate) -> list[float]:
+        """Predicted milliseconds for each ratio of a table."""
+        times = latency_model(self.engine)
+        predicted = [
+            times.predict({layer: 1 - saved[i] for layer, saved in table.layers.items()}, 1 - reduction)
+            for i, reduction in enumerate(table.reduction["executed"])
+        ]
+        return [float(ms) for ms in np.maximum.accumulate(predicted)]
+
+    def measure(self, config: FTWT) -> float:
+        """The median over some images, with their targets as masks and the heads evaluated."""
+        gated = self._gated(config)
+        with torch.no_grad(), gated.force("targets"):
+            gated(self.images)
+        seconds = []
+        for _ in range(3):
+            for n, image in enumerate(self.images.split(1)):
+                with self.engine.force({group: mask[n] for group, mask in gated.masks.items()}, heads=True):
+                    begin = time.perf_counter()
+                    self.engine(image)
+                    seconds.append(time.perf_counter() - begin)
+        return 1e3 * float(np.median(seconds))
 
 
 def _one_pass(
@@ -207,7 +272,7 @@ def _one_pass(
         for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}"):
             shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
             if totals is None:
-                totals = _Totals(gate(model, config, input_shape=shape), ratios)
+                totals = _Totals(gate(model, config, input_shape=shape), nested(ratios, config.tolerance))
                 for context in (torch.no_grad(), evaluating(totals.gated), totals.gated.force(masks)):
                     stack.enter_context(context)
                 stack.enter_context(totals.gated.observe(totals.watch))
@@ -218,36 +283,45 @@ def _one_pass(
 
 
 class _Totals:
-    """Sums over samples of reductions and keep rates, and of their squares."""
+    """Sums over samples of reductions and keep rates, and of their squares; ``runs`` are the ratios."""
 
-    def __init__(self, gated: GatedModel, ratios: list[float]) -> None:
-        self.gated, self.ratios = gated, ratios
+    def __init__(self, gated: GatedModel, runs: list[list[float]]) -> None:
+        self.gated, self.runs = gated, runs
         self.device = next(gated.parameters()).device
         self.n = 0
         self.sums: dict[str, Tensor] = {}
-        self.targets_RBO: dict[str, Tensor] = {}
+        self.activity_BO: dict[str, Tensor] = {}
         self.dense: dict[str, int] = {}
 
     def watch(self, group: str, decision: Decision, y_BOHW: Tensor) -> None:
-        found = self.gated.gates[group]
-        assert isinstance(found, FTWTGate)
-        self.targets_RBO[group] = found.targets(activity(y_BOHW, nonnegative=found.nonnegative), self.ratios)
+        self.activity_BO[group] = activity(y_BOHW, nonnegative=self._gate(group).nonnegative)
 
     def add(self, shape: tuple[int, int, int]) -> None:
         """Take in the batch that was just watched."""
-        cost = self.gated.cost({group: target.flatten(0, 1) for group, target in self.targets_RBO.items()}, shape)
-        self.dense = dict(cost.dense)
-        self._sum("reduction", [cost.reduction(column) for column in COLUMNS])
-        self._sum("layer", [1 - cost.executed[layer].double() / macs for layer, macs in cost.dense.items()])
-        bytes_RBO = (target.view(torch.uint8) for target in self.targets_RBO.values())
-        self._sum("keep", [(b.sum(2, dtype=torch.int32) / b.shape[2]).flatten() for b in bytes_RBO])
-        self.n += next(iter(self.targets_RBO.values())).shape[1]
+        figures = [self._figures(run, shape) for run in self.runs]
+        for what in figures[0]:
+            values_LRB = torch.cat([figure[what] for figure in figures], 1)
+            sums_2LR = torch.stack([values_LRB.sum(2), values_LRB.square().sum(2)])
+            self.sums[what] = self.sums[what] + sums_2LR if what in self.sums else sums_2LR
+        self.n += len(next(iter(self.activity_BO.values())))
 
-    def _sum(self, what: str, rows: list[Tensor]) -> None:
-        """Add up rows of (R * B,) values and their squares."""
-        values_LRB = torch.stack(rows).double().unflatten(1, (len(self.ratios), -1))
-        sums_2LR = torch.stack([values_LRB.sum(2), values_LRB.square().sum(2)])
-        self.sums[what] = self.sums[what] + sums_2LR if what in self.sums else sums_2LR
+    def _figures(self, ratios: list[float], shape: tuple[int, int, int]) -> dict[str, Tensor]:
+        """Reductions, each layer's and each group's share, float64 (L, R, B)."""
+        levels = {group: self._gate(group).levels(a_BO, ratios) for group, a_BO in self.activity_BO.items()}
+        live = {group: Live(level_BO, len(ratios)) for group, level_BO in levels.items()}
+        cost = self.gated.cost(live, shape)
+        self.dense = dict(cost.dense)
+        rows = {
+            "reduction": [cost.reduction(column) for column in COLUMNS],
+            "layer": [1 - cost.executed[layer].double() / macs for layer, macs in cost.dense.items()],
+            "keep": [target.count / target.channels for target in live.values()],
+        }
+        return {what: torch.stack(row).double().unflatten(1, (len(ratios), -1)) for what, row in rows.items()}
+
+    def _gate(self, group: str) -> FTWTGate:
+        found = self.gated.gates[group]
+        assert isinstance(found, FTWTGate)
+        return found
 
     def estimate(self, cascade: bool) -> Estimate:
         def table(what: str, names: Iterable[str]) -> tuple[dict[Any, list[float]], dict[Any, list[float]]]:
@@ -256,10 +330,10 @@ class _Totals:
             return dict(zip(names, mean_LR.tolist(), strict=True)), dict(zip(names, spread_LR.tolist(), strict=True))
 
         reduction, spread = table("reduction", COLUMNS)
-        keep_rate, keep_spread = table("keep", list(self.targets_RBO))
+        keep_rate, keep_spread = table("keep", list(self.activity_BO))
         layers, layer_spread = table("layer", list(self.dense))
         return Estimate(
-            ratios=self.ratios,
+            ratios=[ratio for run in self.runs for ratio in run],
             reduction=reduction,
             spread=spread,
             keep_rate=keep_rate,

@@ -240,12 +240,15 @@ def estimate_experiment(
     return estimate(model, config, _training_images(experiment, sets, images), ratios, cascade=cascade)
 
 
-def solve_experiment(experiment: Experiment, *, macs: float, images: int = 2000) -> Solution:
+def solve_experiment(
+    experiment: Experiment, *, macs: float | None = None, latency_ms: float | None = None, images: int = 2000
+) -> Solution:
     """The ratio for a budget on an experiment's model."""
     sets = read_sets(experiment)
     model = build_model(experiment, sets)
     config = gate_config(experiment, model, sets)
-    return solve_ratio(model, config, _training_images(experiment, sets, images), macs=macs)
+    loader = _training_images(experiment, sets, images)
+    return solve_ratio(model, config, loader, macs=macs, latency_ms=latency_ms)
 
 
 def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from cofire.cost import Cost, cost
 from cofire.errors import ConfigError, DataError, TrainingError, unknown
 from cofire.files import write_model
 from cofire.gates.base import AbstractGate, Decision, GateConfig, build_gates
-from cofire.graph import Graph, trace
+from cofire.graph import Graph, Live, trace
 from cofire.placement import place
 from cofire.strict import unstructure
 from cofire.units import Unit, Units
@@ -131,7 +131,9 @@ class GatedModel(nn.Module):
         for gate in self.gates.values():
             gate.threshold = float(value)
 
-    def cost(self, masks: Mapping[str, Tensor] | None = None, input_shape: tuple[int, int, int] | None = None) -> Cost:
+    def cost(
+        self, masks: Mapping[str, Tensor | Live] | None = None, input_shape: tuple[int, int, int] | None = None
+    ) -> Cost:
         """MACs of the last forward, or of the masks given, at an input shape (default: the graph's)."""
         heads = {group: gate.head_macs for group, gate in self.gates.items()}
         return cost(self.graph, self.masks if masks is None else masks, input_shape, heads)

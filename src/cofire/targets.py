@@ -6,6 +6,8 @@ Shapes: B samples, O filters, R ratios. ``activity_BO`` is each filter's largest
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -48,11 +50,18 @@ def mass_target(activity_BO: Tensor, ratio: float, *, floor: int = 1, tolerance:
     Returns:
         bool (B, O); True means "this filter should fire".
     """
-    return mass_targets(activity_BO, [ratio], floor=floor, tolerance=tolerance)[0]
+    return mass_levels(activity_BO, [ratio], floor=floor, tolerance=tolerance).logical_not()
 
 
-def mass_targets(activity_BO: Tensor, ratios: list[float], *, floor: int = 1, tolerance: float = 0.0) -> Tensor:
-    """:func:`mass_target` for many ratios from one sort, bool (R, B, O)."""
+def mass_levels(activity_BO: Tensor, ratios: list[float], *, floor: int = 1, tolerance: float = 0.0) -> Tensor:
+    """:func:`mass_target` for many ratios from one sort: the first ratio that takes a filter, R if none does.
+
+    Args:
+        ratios: a run as :func:`nested` gives it.
+
+    Returns:
+        int (B, O), indices into ``ratios``.
+    """
     for ratio in ratios:
         if not 0.0 < ratio <= 1.0:
             raise ConfigError(f"ratio must be in (0, 1], got {ratio}")
@@ -61,10 +70,20 @@ def mass_targets(activity_BO: Tensor, ratios: list[float], *, floor: int = 1, to
     mass_BO = sorted_BO.double().cumsum(1)
     total_B1 = mass_BO[:, -1:]
     _check_finite(total_B1)
-    keep_RBO = mass_BO <= _scaled(total_B1, [ratio + tolerance for ratio in ratios])
-    keep_RBO &= sorted_BO > (_scaled(total_B1, [tolerance * (ratio == 1.0) for ratio in ratios]) if tolerance else 0.0)
-    keep_RBO[:, :, :floor] = True
-    return torch.empty_like(keep_RBO).scatter_(2, order_BO.expand_as(keep_RBO), keep_RBO)
+    level_BO = _first_above(mass_BO, total_B1, [ratio + tolerance for ratio in ratios])
+    silent = total_B1 * tolerance if tolerance and ratios[0] == 1.0 else 0.0
+    never_BO = (sorted_BO <= silent).to(level_BO.dtype) * len(ratios)
+    level_BO = torch.maximum(level_BO, never_BO)  # 20 times faster than masked_fill
+    level_BO[:, :floor] = 0
+    return torch.empty_like(level_BO).scatter_(1, order_BO, level_BO)
+
+
+def nested(ratios: Iterable[float], tolerance: float) -> list[list[float]]:
+    """The ratios in ascending runs within each of which a larger ratio takes all that a smaller one does.
+
+    One run, unless a tolerance makes ratio 1 drop weak filters that a smaller ratio takes.
+    """
+    return [list(run) for _, run in groupby(sorted(ratios), lambda ratio: tolerance > 0 and ratio == 1.0)]
 
 
 def top_target(activity_BO: Tensor, k: int) -> Tensor:
@@ -79,11 +98,12 @@ def top_target(activity_BO: Tensor, k: int) -> Tensor:
 def _strongest_first(activity_BO: Tensor) -> tuple[Tensor, Tensor]:
     """Values in descending order and their indices, equal values by lower index.
 
-    On the CPU numpy sorts whole integers 5 times faster than torch sorts floats with indices. A non-negative
-    float32 orders like its bits, so bits (inverted, to descend) and index together are one integer.
+    On the CPU numpy sorts whole integers 5 times faster than torch sorts floats with indices, unless there are so
+    few that its extra calls cost more. A non-negative float32 orders like its bits, so bits (inverted, to descend)
+    and index together are one integer.
     """
     plain = activity_BO.device.type == "cpu" and activity_BO.dtype == torch.float32
-    if not plain or activity_BO.shape[1] < 128 or torch.compiler.is_compiling():
+    if not plain or activity_BO.numel() < 4096 or torch.compiler.is_compiling():
         ordered = activity_BO.sort(dim=1, descending=True, stable=True)
         return ordered.values, ordered.indices
     inverted = activity_BO.contiguous().view(torch.int32).bitwise_not().bitwise_and(_BITS).long()
@@ -93,11 +113,12 @@ def _strongest_first(activity_BO: Tensor) -> tuple[Tensor, Tensor]:
     return values_BO, ordered_BO & 0xFFFFFFFF
 
 
-def _scaled(total_B1: Tensor, factors: list[float]) -> Tensor:
-    """The total times each factor, (R, B, 1)."""
-    if len(factors) == 1:
-        return (total_B1 * factors[0])[None]  # every training step comes this way, and a tensor of one factor costs
-    return torch.tensor(factors, dtype=torch.float64, device=total_B1.device)[:, None, None] * total_B1
+def _first_above(mass_BO: Tensor, total_B1: Tensor, shares: list[float]) -> Tensor:
+    """Index of the first share of the total that a mass does not pass, R if it passes all, int (B, O)."""
+    if len(shares) == 1:  # every training step comes this way, and a comparison is faster than a search
+        return (mass_BO > total_B1 * shares[0]).view(torch.uint8)
+    shares_R = torch.tensor(shares, dtype=torch.float64, device=mass_BO.device)
+    return torch.searchsorted(total_B1 * shares_R, mass_BO, out_int32=True)
 
 
 def _check_finite(mass: Tensor) -> None:

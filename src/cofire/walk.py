@@ -171,7 +171,8 @@ class Walk(fx.Interpreter):
     def _elementwise_kind(self, n: fx.Node, x: Tensor) -> Kind:
         """By trial: does zero stay zero (else every channel is live afterwards), and is it more than identity?"""
         keeps_zero = not bool(self._call(n, {0: torch.zeros_like(x)}).any())
-        identity = torch.equal(self._call(n, {0: _probe(x)}), _probe(x))
+        probe = _probe(x)
+        identity = torch.equal(self._call(n, {0: probe.clone()}), probe)  # a copy: the call may work in place
         if not keeps_zero:
             return "lift"
         return "pass" if identity or n.target in _NEUTRAL | _DIVS | _ADDS else "activation"

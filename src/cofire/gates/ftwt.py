@@ -14,7 +14,7 @@ from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, r
 from cofire.heads import Head, peak
 from cofire.losses import mask_bce
 from cofire.strict import check
-from cofire.targets import activity, mass_targets, top_target
+from cofire.targets import activity, mass_levels, top_target
 from cofire.units import Unit
 
 
@@ -110,23 +110,23 @@ class FTWTGate(AbstractGate):
         activity_BO = torch.cat([gate.lesson for gate in gates if gate.lesson is not None])
         logits_BO = torch.cat([gate.decision.logits_BO for gate in gates])  # type: ignore[union-attr, misc]
         try:
-            target_BO = gates[0].targets(activity_BO, [gates[0].config.ratio])[0]
+            target_BO = gates[0].levels(activity_BO, [gates[0].config.ratio]).logical_not()
         except TrainingError as error:
             names = [gate.name for gate in gates if gate.lesson is not None and not gate.lesson.isfinite().all()]
             raise TrainingError(f"group {names[0]!r}: {error}") from error
         return mask_bce(logits_BO, target_BO) * len(gates)
 
     def target(self, y_BOHW: Tensor) -> Tensor:
-        return self.targets(activity(y_BOHW, nonnegative=self.nonnegative), [self.config.ratio])[0]
+        return self.levels(activity(y_BOHW, nonnegative=self.nonnegative), [self.config.ratio]).logical_not()
 
-    def targets(self, activity_BO: Tensor, ratios: list[float]) -> Tensor:
-        """The targets of pooled activations (B, O) under each ratio, bool (R, B, O)."""
+    def levels(self, activity_BO: Tensor, ratios: list[float]) -> Tensor:
+        """The first of nested ratios whose target has a filter on, R if none has; from activities, int (B, O)."""
         if self.k is not None:
-            return top_target(activity_BO, self.k).expand(len(ratios), -1, -1)
-        target_RBO = mass_targets(activity_BO, ratios, floor=self.config.floor, tolerance=self.config.tolerance)
+            return torch.where(top_target(activity_BO, self.k), 0, len(ratios))
+        level_BO = mass_levels(activity_BO, ratios, floor=self.config.floor, tolerance=self.config.tolerance)
         if self.config.silent == "all":
-            target_RBO |= (activity_BO == 0).all(1, keepdim=True)
-        return target_RBO
+            level_BO *= activity_BO.any(1, keepdim=True)
+        return level_BO
 
 
 def _kept(group: list[Unit], config: FTWT) -> int | None:

@@ -90,6 +90,8 @@ def solve(
     as_json: AsJson = False,
 ) -> None:
     """The ratio r for a budget of MACs or of milliseconds, before any training."""
+    if (macs is None) == (latency_ms is None):
+        raise ConfigError(f"solve takes one of --macs and --latency-ms, got {'neither' if macs is None else 'both'}")
     solution = experiment.solve_experiment(
         experiment.read_experiment(recipe, overrides or ()), macs=macs, latency_ms=latency_ms, images=images
     )

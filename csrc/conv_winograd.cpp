@@ -88,7 +88,7 @@ class Winograd final : public AbstractConv {
                          member.thread * (products_room() + line_room());
         block.line = block.products + products_room();
         const int rows = block_rows(inputs, member.threads);
-        block.ldv = odd_lines(int64_t(rows) * across_);
+        block.ldv = pitch(rows);
         block.position = (inputs + 1) * block.ldv;
         if (member.first()) fill_tables(call, block);
         member.meet();
@@ -167,9 +167,8 @@ class Winograd final : public AbstractConv {
     bool apart(int threads) const { return threads > 1 && down_ / threads * across_ >= 24; }
 
     // Floats of transformed inputs; + 1: room between positions, so that they do not fall on each other in the cache
-    int64_t inputs_size(int inputs, int rows) const {
-        return positions_ * (inputs + 1) * odd_lines(int64_t(rows) * across_);
-    }
+    int64_t inputs_size(int inputs, int rows) const { return positions_ * (inputs + 1) * pitch(rows); }
+    int64_t pitch(int rows) const { return odd_lines(int64_t(rows) * across_ + (across_ % 4 ? 3 : 0)); }
 
     // Tile rows in a block: as many as fit the cache, but no fewer than make a cache line; evenly over the blocks.
     int block_rows(int inputs, int threads) const {
@@ -184,9 +183,7 @@ class Winograd final : public AbstractConv {
     int64_t inputs_room() const {
         return std::max(kInputs, inputs_size(x_.c * int(phases_.size()), fewest_rows())) + kSlack;
     }
-    int64_t products_room() const {
-        return kProducts + kMaxRows * positions_ * odd_lines(int64_t(across_) * down_) + kSlack;
-    }
+    int64_t products_room() const { return kProducts + kMaxRows * positions_ * pitch(down_) + kSlack; }
     int64_t line_room() const {
         return up(wino_room(toom_, across_, down_), kLine) + int64_t(toom_.m) * toom_.m * across_ * down_ + kSlack;
     }

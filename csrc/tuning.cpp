@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kKeep = 0.7;        // share of filters and inputs that are on while a gated conv is timed
 constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-level cache between two images
-constexpr int kTries = 3;
+constexpr int kRounds = 10;
+constexpr double kHopeless = 1.3;  // times the best after the first rounds: not tried again
 
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -35,22 +36,40 @@ struct Trial {
     Shape x, y;
     std::vector<int> in, out;
     Floats input, output;
-    std::vector<float>* flood;  // written between tries to empty the cache; null if the program fits
+    const std::vector<float>& flood;  // read between tries to empty the cache; of no size if the program fits
 
-    double time(const AbstractConv& conv) {
-        Floats room(conv.room(1));
+    double time(const AbstractConv& conv, Floats& room) {
+        float sum = 0;
+        for (size_t i = 0; i < flood.size(); i += kLine) sum += flood[i];
         Barrier barrier(1);
         ConvCall call{input.data(),  in.data(), int(in.size()), out.data(), int(out.size()),
                       output.data(), nullptr,   nullptr,        room.data()};
-        double best = std::numeric_limits<double>::infinity();
-        for (int round = 0; round <= kTries; ++round) {
-            if (flood)
-                for (size_t i = 0; i < flood->size(); i += 16) (*flood)[i] += 1;
-            const double begin = seconds_now();
-            conv.run(call, Member{0, 1, &barrier});
-            if (round > 0) best = std::min(best, seconds_now() - begin);
+        output[0] = sum;  // so that the reading is not left out
+        const double begin = seconds_now();
+        conv.run(call, Member{0, 1, &barrier});
+        return seconds_now() - begin;
+    }
+
+    // The fastest of the named algorithms. They take turns, so that a busy machine hits all alike; the best try counts.
+    std::string fastest(const std::vector<std::string>& names, const Leaf& leaf) {
+        if (names.size() == 1) return names[0];
+        std::vector<std::unique_ptr<AbstractConv>> convs;
+        int64_t most = 0;
+        for (const std::string& name : names) {
+            convs.push_back(make_conv(name, leaf, op, x, y));
+            most = std::max(most, convs.back()->room(1));
         }
-        return best;
+        Floats room(most);
+        std::vector<double> least(names.size(), std::numeric_limits<double>::infinity());
+        for (int round = 0; round <= kRounds; ++round) {
+            const double best = *std::min_element(least.begin(), least.end());
+            for (size_t i = 0; i < names.size(); ++i) {
+                if (round > 2 && least[i] > kHopeless * best) continue;
+                const double seconds = time(*convs[i], room);
+                if (round > 0) least[i] = std::min(least[i], seconds);
+            }
+        }
+        return names[std::min_element(least.begin(), least.end()) - least.begin()];
     }
 };
 
@@ -70,7 +89,7 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
         if (op.kind == Kind::conv)
             weights += program.buffers[op.src[0]].c / op.groups * int64_t(program.buffers[op.dst].c) * op.kernel.h *
                        op.kernel.w;
-    std::vector<float> flood(2 * weights > kCache ? 12 << 20 : 0);
+    const std::vector<float> flood(2 * weights > kCache ? 12 << 20 : 0, 1.0f);
     std::map<std::string, std::string> known;
     std::vector<std::string> words;
     for (const Op& op : program.ops) {
@@ -83,21 +102,11 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
         names.pop_back();  // the reference defines, it does not compete
         std::string& best = known[shape_key(op, x, y)];
         if (best.empty()) {
-            best = names[0];
             const double keep = op.group >= 0 ? kKeep : 1;
-            Trial trial{op,
-                        x,
-                        y,
-                        some(x.c, keep),
-                        some(y.c, keep),
-                        Floats(x.size() + kSlack),
-                        Floats(y.size() + kSlack),
-                        flood.empty() ? nullptr : &flood};
-            double least = std::numeric_limits<double>::infinity();
-            for (size_t i = 0; names.size() > 1 && i < names.size(); ++i) {
-                const double seconds = trial.time(*make_conv(names[i], leaf, op, x, y));
-                if (seconds < least) least = seconds, best = names[i];
-            }
+            Trial trial{
+                op,   x, y, some(x.c, keep), some(y.c, keep), Floats(x.size() + kSlack), Floats(y.size() + kSlack),
+                flood};
+            best = trial.fastest(names, leaf);
         }
         words.push_back(best);
     }

@@ -191,7 +191,7 @@ void take(const float* from, int step, int n, float* to) {
         if (i < n && n >= kLanes) return store(to + n - kLanes, load(from + n - kLanes));
     } else if (step == 2) {
         for (; i + 4 <= n; i += 4)
-            store4(to + i, __builtin_shuffle(load4(from + 2 * i), load4(from + 2 * i + 4), mask4{0, 2, 4, 6}));
+            store4(to + i, __builtin_shufflevector(load4(from + 2 * i), load4(from + 2 * i + 4), 0, 2, 4, 6));
     }
     for (; i < n; ++i) to[i] = from[int64_t(i) * step];
 }

@@ -19,7 +19,8 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
     for (int begin = 0; begin < nk; begin += kChunk) {
         const int end = begin + kChunk < nk ? begin + kChunk : nk;
         if (ahead)
-            for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead[r] + wk[begin]);
+            for (int column = wk[begin]; column <= wk[end - 1]; column += kChunk)
+                for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead[r] + column);
         for (int k = begin; k < end; ++k) {
             const float* in = x + xk[k];
             const int column = wk[k];

@@ -38,8 +38,8 @@ struct Leaf {
                  float* out, int64_t ldo, const float* const* ahead);
 
     // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles
-    // are counted along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p. `room`: wino_room()
-    // floats.
+    // are counted along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p; up to 3 more are written
+    // if `across` is no multiple of 4. `room`: wino_room() floats.
     void (*wino_input)(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
                        float* room, float* v, int64_t ldv);
     // y[i] = the rows * m lines of `width` pixels that the tiles u[p * ldu + tile] make.
@@ -70,9 +70,10 @@ struct Leaf {
     float (*sum)(const float* x, int n);
 };
 
-// Room for the tile rows of one plane.
+// Room for the tile rows of one plane: the lines of the tile rows halfway, those of one tile row before, one of zeros.
+inline int64_t wino_pitch(Toom toom, int across) { return int64_t(toom.m) * ((across + 3) / 4 * 4) + 2 * kSlack; }
 inline int64_t wino_room(Toom toom, int across, int rows) {
-    return int64_t(toom.m) * toom.a() * ((rows + 1) * int64_t(across) + kSlack) + int64_t(toom.m) * across + 3 * kSlack;
+    return ((rows + 1) * int64_t(toom.a()) + 1) * wino_pitch(toom, across);
 }
 
 // The best set for this CPU, or the named one; null if it is not there.

@@ -1,8 +1,8 @@
 // Winograd: planes to tiles and back, a vector of tiles at a time.
 //
-// A plane is first split by phase: element (i, j) of every tile lies in one row-major array over tiles, so that the
-// transforms need no gathers. Tiles overlap by r - 1: the last columns of a tile are the first of its right neighbour
-// and get arrays of their own, the last rows are read one tile row further down.
+// The vertical half of a transform runs along the lines of the plane. The horizontal half takes quads of four
+// neighbouring tiles, which a transposition turns into one vector per column; tiles overlap, so that a tile's last
+// columns are the first of its right neighbour.
 #include "leaves.h"
 #include "vec.h"
 
@@ -11,26 +11,8 @@ namespace COFIRE_ISA {
 
 namespace {
 
-// One line of pixels, already padded, into its phase arrays, four tiles at a time. Columns from M on are stored as the
-// neighbour's first, one place to the left. Writes one too many in front and up to three behind, the latter for the
-// next line to overwrite, the former for the caller to mend.
-template <int M, int R>
-void split_line(const float* line, int across, float* phases, int64_t ldp) {
-    for (int tile = 0; tile < across; tile += 4) {
-        const float* from = line + tile * M;
-        vec4 column[4] = {load4(from), load4(from + 4)};
-        if constexpr (M == 4) {
-            column[2] = load4(from + 8), column[3] = load4(from + 12);
-            transpose4(column[0], column[1], column[2], column[3]);
-        } else {
-            const vec4 even = __builtin_shuffle(column[0], column[1], mask4{0, 2, 4, 6});
-            column[1] = __builtin_shuffle(column[0], column[1], mask4{1, 3, 5, 7});
-            column[0] = even;
-        }
-        for (int j = 0; j < M; ++j) store4(phases + j * ldp + tile, column[j]);
-        for (int j = 0; j < R - 1; ++j) store4(phases + (M + j) * ldp + tile - 1, column[j]);
-    }
-}
+// Every position is a stream of its own, too many for the CPU to foresee: products are fetched this many floats ahead.
+constexpr int kAhead = 32;
 
 // The matrices of F(M, R), from the points 0, 1, -1, 2, -2, 1/2 and infinity: inputs are multiplied by B', products by
 // A'.
@@ -103,77 +85,102 @@ inline __attribute__((always_inline)) void backward(const vec* d, vec* out, int 
     }
 }
 
-// Pixel (row, column) of the window.
-inline float pixel(const float* plane, Shape shape, const Window& window, int row, int column) {
-    const int y = window.y + row * window.stride, x = window.x + column * window.stride;
-    return y >= 0 && y < shape.h && x >= 0 && x < shape.w ? plane[int64_t(y) * shape.w + x] : 0;
+// Columns [begin, end) of the window's first `length` lie inside the plane.
+struct Inside {
+    int begin, end;
+
+    Inside(int width, const Window& window, int length) {
+        begin = window.x < 0 ? (-window.x + window.stride - 1) / window.stride : 0;
+        end = width > window.x ? (width - window.x + window.stride - 1) / window.stride : 0;
+        if (end > length) end = length;
+        if (begin > end) begin = end = 0;
+    }
+};
+
+// out = B' * lines, for the columns inside; zero outside.
+template <int M, int R>
+void vertical(const float* const* lines, Inside inside, int length, float* out, int64_t pitch) {
+    constexpr int A = M + R - 1;
+    for (int x = 0; x < inside.end - inside.begin; x += kLanes) {
+        vec d[A], halfway[A];
+        for (int i = 0; i < A; ++i) d[i] = load(lines[i] + x);
+        forward<M, R>(d, halfway, 1);
+        for (int i = 0; i < A; ++i) store(out + i * pitch + inside.begin + x, halfway[i]);
+    }
+    for (int i = 0; i < A; ++i) {
+        for (int x = 0; x < inside.begin; ++x) out[i * pitch + x] = 0;
+        for (int x = inside.end; x < length; x += kLanes) store(out + i * pitch + x, vec{});
+    }
 }
 
-// The first `length` pixels of a row of the window.
-inline void read_line(const float* plane, Shape shape, const Window& window, int row, int length, float* line) {
-    const int y = window.y + row * window.stride, step = window.stride;
-    int begin = window.x < 0 ? (-window.x + step - 1) / step : 0;  // pixels [begin, end) lie inside
-    int end = shape.w > window.x ? (shape.w - window.x + step - 1) / step : 0;
-    if (begin > length || y < 0 || y >= shape.h) begin = length;
-    if (end > length) end = length;
-    if (end < begin) end = begin;
-    const float* pixels = plane + int64_t(y) * shape.w + window.x;
-    for (int x = 0; x < begin; ++x) line[x] = 0;
-    if (step == 1)
-        for (int x = begin; x < end; ++x) line[x] = pixels[x];
-    else
-        for (int x = begin; x < end; ++x) line[x] = pixels[x * step];
-    for (int x = end; x < length; ++x) line[x] = 0;
+// The M columns of the quads of tiles that begin at `from`.
+template <int M>
+inline __attribute__((always_inline)) void columns(const float* const* from, vec* column) {
+    const float* at[kQuads];
+    const auto part = [&](int number) {
+        for (int q = 0; q < kQuads; ++q) at[q] = from[q] + 4 * number;
+        return load_quads(at);
+    };
+    if constexpr (M == 4) {
+        for (int j = 0; j < M; ++j) column[j] = part(j);
+        transpose(column[0], column[1], column[2], column[3]);
+    } else {
+        const vec low = part(0), high = part(1);
+        column[0] = pick<0, 2, 4, 6>(low, high);
+        column[1] = pick<1, 3, 5, 7>(low, high);
+    }
 }
 
 template <int M, int R>
 void input_of(const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
               float* v, int64_t ldv) {
     constexpr int A = M + R - 1;
-    const int64_t ldp =
-        (rows + 1) * int64_t(across) + kSlack;  // phase array (i % M, j): at room + ((i % M) * A + j) * ldp
-    room += kLanes;                             // split_line writes one place in front
-    float* line = room + M * A * ldp;
-    const auto phases = [&](int down, int i) { return room + i * A * ldp + down * int64_t(across); };
-    for (int down = 0; down <= rows; ++down)
-        for (int i = 0; i < (down < rows ? M : R - 1); ++i) {
-            read_line(plane, shape, window, (row + down) * M + i, M * across, line);
-            split_line<M, R>(line, across, phases(down, i), ldp);
-        }
-    // Columns from M on of each line's last tile: there is no neighbour to give them.
-    for (int down = 0; down <= rows; ++down)
-        for (int i = 0; i < (down < rows ? M : R - 1); ++i)
-            for (int j = 0; j < R - 1; ++j)
-                phases(down, i)[(M + j) * ldp + across - 1] =
-                    pixel(plane, shape, window, (row + down) * M + i, M * across + j);
-    for (int tile = 0; tile < rows * across; tile += kLanes) {
-        vec d[A], half[A * A];
-        for (int j = 0; j < A; ++j) {
-            for (int i = 0; i < A; ++i) d[i] = load(room + ((i % M) * A + j) * ldp + (i / M) * across + tile);
-            forward<M, R>(d, half + j, A);
-        }
+    const int length = M * across + R - 1;
+    const int64_t pitch = wino_pitch(Toom{M, R}, across);
+    const Inside inside(shape.w, window, length);
+    float *halfway = room, *compact = room + rows * A * pitch, *zeros = compact + A * pitch;
+    for (int x = 0; x < inside.end - inside.begin; x += kLanes) store(zeros + x, vec{});
+    for (int down = 0; down < rows; ++down) {
+        const float* lines[A];
         for (int i = 0; i < A; ++i) {
-            forward<M, R>(half + i * A, d, 1);
-            for (int j = 0; j < A; ++j) store(v + (i * A + j) * ldv + tile, d[j]);
+            const int y = window.y + ((row + down) * M + i) * window.stride;
+            lines[i] = plane + int64_t(y) * shape.w + window.x + inside.begin * window.stride;
+            if (y < 0 || y >= shape.h) {
+                lines[i] = zeros;
+            } else if (window.stride > 1) {
+                take(lines[i], window.stride, inside.end - inside.begin, compact + i * pitch);
+                lines[i] = compact + i * pitch;
+            }
         }
+        vertical<M, R>(lines, inside, length, halfway + down * A * pitch, pitch);
     }
-}
-
-// Line i of up to four tiles: `pixels` has a vector for each of its M columns, with the tiles in its lanes.
-template <int M>
-inline void store_line(const float* pixels, float* const* to, int count, int64_t offset) {
-    if constexpr (M == 4) {
-        vec4 a = load4(pixels), b = load4(pixels + kLanes), c = load4(pixels + 2 * kLanes),
-             d = load4(pixels + 3 * kLanes);
-        transpose4(a, b, c, d);
-        store4(to[0] + offset, a);
-        if (count > 1) store4(to[1] + offset, b);
-        if (count > 2) store4(to[2] + offset, c);
-        if (count > 3) store4(to[3] + offset, d);
-    } else {
-        for (int t = 0; t < 4 && t < count; ++t) {
-            to[t][offset] = pixels[t];
-            to[t][offset + 1] = pixels[kLanes + t];
+    const int quads = (across + 3) / 4;  // in a tile row
+    for (int first = 0; first < rows * quads; first += kQuads) {
+        const float *from[kQuads], *right[kQuads];
+        int64_t tile[kQuads];
+        for (int q = 0; q < kQuads; ++q) {
+            const int number = first + q < rows * quads ? first + q : first;
+            from[q] = halfway + number / quads * A * pitch + number % quads * 4 * M;
+            tile[q] = int64_t(number / quads) * across + number % quads * 4;
+        }
+        // Quads that follow each other in v are stored as one.
+        const bool whole =
+            across % 4 == 0 || (first + kQuads <= rows * quads && tile[kQuads - 1] == tile[0] + kLanes - 4);
+        for (int i = 0; i < A; ++i) {
+            vec d[2 * M], out[A];
+            columns<M>(from, d);
+            for (int q = 0; q < kQuads; ++q) right[q] = from[q] + M;
+            columns<M>(right, d + M);
+            forward<M, R>(d, out, 1);
+            for (int j = 0; j < A; ++j) {
+                float* to = v + (i * A + j) * ldv;
+                if (whole)
+                    store(to + tile[0], out[j]);
+                else
+                    for (int q = kQuads - 1; q >= 0; --q)
+                        if (first + q < rows * quads) store4(to + tile[q], quad(out[j], q));
+            }
+            for (int q = 0; q < kQuads; ++q) from[q] += pitch;
         }
     }
 }
@@ -181,28 +188,41 @@ inline void store_line(const float* pixels, float* const* to, int count, int64_t
 template <int M, int R>
 void output_of(const float* u, int64_t ldu, int across, int rows, int width, float* y) {
     constexpr int A = M + R - 1;
-    const int wide = M * across;  // pixels in a line, with those past the width
-    int tile_x = 0, tile_y = 0;   // of the next tile to be stored
+    const int last = width - M * (across - 1);  // columns of the last tile in a row
+    int tile_x = 0, tile_y = 0;                 // of the next tile to be stored
     for (int tile = 0; tile < rows * across; tile += kLanes) {
         vec d[A], half[M * A], pixels[M * M];
         for (int j = 0; j < A; ++j) {
-            for (int i = 0; i < A; ++i) d[i] = load(u + (i * A + j) * ldu + tile);
+            for (int i = 0; i < A; ++i) {
+                const float* from = u + (i * A + j) * ldu + tile;
+                __builtin_prefetch(from + kAhead);
+                d[i] = load(from);
+            }
             backward<M, R>(d, half + j, A);
         }
-        for (int i = 0; i < M; ++i) backward<M, R>(half + i * A, pixels + i * M, 1);
+        for (int i = 0; i < M; ++i) {
+            backward<M, R>(half + i * A, pixels + i * M, 1);
+            vec* line = pixels + i * M;  // columns of tiles -> tiles
+            if constexpr (M == 4) {
+                transpose(line[0], line[1], line[2], line[3]);
+            } else {
+                const vec low = pick<0, 4, 1, 5>(line[0], line[1]);
+                line[1] = pick<2, 6, 3, 7>(line[0], line[1]);
+                line[0] = low;
+            }
+        }
         const int count = rows * across - tile < kLanes ? rows * across - tile : kLanes;
-        float* to[kLanes];
-        for (int t = 0; t < kLanes; ++t) {
-            to[t] = y + int64_t(tile_y) * M * wide + tile_x * M;
+        for (int t = 0; t < count; ++t) {
+            const float* from = reinterpret_cast<const float*>(pixels + t % 4 * M / 4) + t / 4 * 4 + t * M % 4;
+            float* to = y + (int64_t(tile_y) * width + tile_x) * M;
+            for (int i = 0; i < M; ++i, from += M * kLanes, to += width)
+                if (tile_x + 1 < across || last == M)
+                    __builtin_memcpy(to, from, M * sizeof(float));
+                else
+                    for (int j = 0; j < last; ++j) to[j] = from[j];
             if (++tile_x == across) tile_x = 0, ++tile_y;
         }
-        const float* lanes = reinterpret_cast<const float*>(pixels);
-        for (int t = 0; t < count; t += 4)
-            for (int i = 0; i < M; ++i) store_line<M>(lanes + i * M * kLanes + t, to + t, count - t, i * int64_t(wide));
     }
-    if (wide == width) return;
-    for (int line = 1; line < rows * M; ++line)  // close the gaps, front to back
-        for (int x = 0; x < width; ++x) y[int64_t(line) * width + x] = y[int64_t(line) * wide + x];
 }
 
 }  // namespace

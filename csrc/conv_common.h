@@ -61,6 +61,7 @@ class Phases {
     int wide_, high_;
     int64_t size_;
     std::vector<int> taps_;
+    std::vector<bool> read_;  // phases that some tap reads; the others are not split
 };
 
 }  // namespace cofire

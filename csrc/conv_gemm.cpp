@@ -12,17 +12,23 @@ Phases::Phases(const Op& op, Shape x, Shape y) : x_(x), stride_(op.stride), padd
     wide_ = y.w + reach_w / stride_.w;
     const int64_t phase = int64_t(high_) * wide_;
     size_ = phase * stride_.h * stride_.w;
+    read_.resize(stride_.h * stride_.w);
     for (int ky = 0; ky < op.kernel.h; ++ky)
         for (int kx = 0; kx < op.kernel.w; ++kx) {
             const int dy = ky * op.dilation.h, dx = kx * op.dilation.w;
-            taps_.push_back(
-                int(((dy % stride_.h) * stride_.w + dx % stride_.w) * phase + dy / stride_.h * wide_ + dx / stride_.w));
+            const int number = dy % stride_.h * stride_.w + dx % stride_.w;
+            taps_.push_back(int(number * phase + dy / stride_.h * wide_ + dx / stride_.w));
+            read_[number] = true;
         }
 }
 
 void Phases::split(const Leaf& leaf, const float* plane, float* to) const {
     for (int py = 0; py < stride_.h; ++py)
         for (int px = 0; px < stride_.w; ++px) {
+            if (!read_[py * stride_.w + px]) {
+                to += int64_t(high_) * wide_;
+                continue;
+            }
             // columns [begin, end) of the phase lie inside the plane
             const int begin = std::min(std::max((padding_.left - px + stride_.w - 1) / stride_.w, 0), wide_);
             const int inside = (x_.w + padding_.left - px + stride_.w - 1) / stride_.w;
@@ -68,6 +74,24 @@ class WeightRows {
     int64_t pitch_;
     Floats weights_;
 };
+
+// For maps too narrow for whole lines: where each tap of each output pixel lies in the plane, which is `x.area()`, the
+// place of a zero, if it lies outside. (tap, pixel).
+std::vector<int> pixels_of(const Op& op, Shape x, Shape y) {
+    std::vector<int> found;
+    for (int ky = 0; ky < op.kernel.h; ++ky)
+        for (int kx = 0; kx < op.kernel.w; ++kx)
+            for (int oy = 0; oy < y.h; ++oy)
+                for (int ox = 0; ox < y.w; ++ox) {
+                    const int iy = oy * op.stride.h + ky * op.dilation.h - op.padding.top;
+                    const int ix = ox * op.stride.w + kx * op.dilation.w - op.padding.left;
+                    const bool inside = iy >= 0 && iy < x.h && ix >= 0 && ix < x.w;
+                    found.push_back(inside ? iy * x.w + ix : x.area());
+                }
+    return found;
+}
+
+constexpr int kNarrow = 8;
 
 constexpr int64_t kInputs = 48 * 1024;  // floats of input that a block of output pixels reads
 constexpr int kMostColumns = 512;
@@ -209,6 +233,7 @@ class Im2col final : public AbstractConv {
           taps_(op.kernel.h * op.kernel.w),
           plain_(taps_ == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() && op.padding.top == 0 &&
                  op.padding.left == 0),
+          pixels_(plain_ || y.w >= kNarrow ? std::vector<int>() : pixels_of(op, x, y)),
           weights_(op, x, y),
           width_(2 * leaf.lanes),
           over_(y.area() % width_ <= 4 && y.area() > width_ ? y.area() % width_ : 0),
@@ -248,21 +273,26 @@ class Im2col final : public AbstractConv {
 
    private:
     int64_t table_room() const { return up(int64_t(x_.c) * taps_, kLine); }
-    int64_t line_room() const { return 2 * up(phases_.size() + y_.area(), kLine) + 2 * kSlack; }
+    int64_t line_room() const {
+        return up(std::max<int64_t>(phases_.size(), x_.area() + 1), kLine) + up(y_.area(), kLine) + 2 * kSlack;
+    }
     int64_t ldx() const { return odd_lines(int64_t(x_.c) * taps_); }
     int64_t sums_pitch() const { return odd_lines(int64_t(panels_) * width_ + over_ + kSlack); }
 
     void copy(const ConvCall& call, int k, int nk, float* panels, float* over, float* line) const {
         const float* plane = call.x + int64_t(call.in[k]) * x_.area();
-        float* columns = line + up(phases_.size(), kLine) + kSlack;
-        if (!plain_) phases_.split(leaf_, plane, line);
+        float* columns = line + line_room() - up(y_.area(), kLine) - kSlack;
+        if (!pixels_.empty())
+            *std::copy_n(plane, x_.area(), line) = 0;
+        else if (!plain_)
+            phases_.split(leaf_, plane, line);
         for (int tap = 0; tap < taps_; ++tap) {
-            const float* from = plane;
-            if (!plain_) {
+            const float* from = plain_ ? plane : columns;
+            if (!pixels_.empty())
+                for (int i = 0; i < y_.area(); ++i) columns[i] = line[pixels_[tap * y_.area() + i]];
+            else if (!plain_)
                 for (int y = 0; y < y_.h; ++y)
                     leaf_.take(line + phases_.taps()[tap] + int64_t(y) * phases_.pitch(), 1, y_.w, columns + y * y_.w);
-                from = columns;
-            }
             const int full = (y_.area() - over_) / width_;
             float* to = panels + int64_t(k * taps_ + tap) * width_;
             for (int panel = 0; panel < full; ++panel, from += width_, to += int64_t(nk) * width_)
@@ -302,7 +332,8 @@ class Im2col final : public AbstractConv {
     const Shape x_, y_;
     const Phases phases_;
     const int taps_;
-    const bool plain_;  // inputs lie as outputs do
+    const bool plain_;               // inputs lie as outputs do
+    const std::vector<int> pixels_;  // see pixels_of; empty for maps that are not narrow
     const WeightRows weights_;
     const int width_, over_, panels_;  // columns of a panel, columns left over, panels
 };
@@ -312,10 +343,16 @@ class Im2col final : public AbstractConv {
 class Dot final : public AbstractConv {
    public:
     Dot(const Leaf& leaf, const Op& op, Shape x, Shape y)
-        : leaf_(leaf), op_(op), x_(x), y_(y), phases_(op, x, y), taps_(op.kernel.h * op.kernel.w), nk_(x.c * taps_) {}
+        : leaf_(leaf),
+          op_(op),
+          x_(x),
+          y_(y),
+          taps_(op.kernel.h * op.kernel.w),
+          nk_(x.c * taps_),
+          pixels_(pixels_of(op, x, y)) {}
 
     const char* name() const override { return "dot"; }
-    int64_t room(int) const override { return y_.area() * ldx() + up(phases_.size(), kLine) + kSlack; }
+    int64_t room(int) const override { return y_.area() * ldx() + up(x_.area() + 1, kLine) + kSlack; }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
         float* columns = call.room;
@@ -336,23 +373,21 @@ class Dot final : public AbstractConv {
    private:
     int64_t ldx() const { return odd_lines(nk_); }
 
-    void gather(const ConvCall& call, float* columns, float* phases) const {
+    void gather(const ConvCall& call, float* columns, float* plane) const {
         std::fill(columns, columns + y_.area() * ldx(), 0.0f);
         for (int k = 0; k < call.n_in; ++k) {
-            const float* plane = call.x + int64_t(call.in[k]) * x_.area();
-            phases_.split(leaf_, plane, phases);
-            for (int pixel = 0; pixel < y_.area(); ++pixel)
-                for (int tap = 0; tap < taps_; ++tap)
-                    columns[pixel * ldx() + int64_t(call.in[k]) * taps_ + tap] =
-                        phases[phases_.taps()[tap] + pixel / y_.w * phases_.pitch() + pixel % y_.w];
+            *std::copy_n(call.x + int64_t(call.in[k]) * x_.area(), x_.area(), plane) = 0;
+            float* to = columns + int64_t(call.in[k]) * taps_;
+            for (int tap = 0, i = 0; tap < taps_; ++tap)
+                for (int pixel = 0; pixel < y_.area(); ++pixel, ++i) to[pixel * ldx() + tap] = plane[pixels_[i]];
         }
     }
 
     const Leaf& leaf_;
     const Op& op_;
     const Shape x_, y_;
-    const Phases phases_;
     const int taps_, nk_;
+    const std::vector<int> pixels_;
 };
 
 class Depthwise final : public AbstractConv {

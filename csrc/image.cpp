@@ -368,7 +368,7 @@ void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
         }
         std::copy_n(wide, length, line);
         for (int kx = 1; kx < op.kernel.w; ++kx) prepared_.leaf.maximum(wide + kx * op.dilation.w, length, line);
-        for (int ox = 0; ox < out.w; ++ox) y[ox] = line[ox * op.stride.w];
+        prepared_.leaf.take(line, op.stride.w, out.w, y);
     }
 }
 

@@ -216,17 +216,21 @@ void softmax(float* x, int n) {
 
 namespace {
 
+constexpr int kFar = 512;  // floats: weights come from far away, and the CPU's own prefetcher stops at every page
+
 template <int Count>
 void dots(const float* w, int nk, const float* x, int64_t ldx, float* out) {
     constexpr int kChains =
         2;  // the same for every count, so that a result does not depend on what it is computed with
     vec sums[Count][kChains] = {};
     int k = 0;
-    for (; k + kChains * kLanes <= nk; k += kChains * kLanes)
+    for (; k + kChains * kLanes <= nk; k += kChains * kLanes) {
+        __builtin_prefetch(w + k + kFar);
         for (int s = 0; s < kChains; ++s) {
             const vec weights = load(w + k + s * kLanes);
             for (int i = 0; i < Count; ++i) sums[i][s] += weights * load(x + i * ldx + k + s * kLanes);
         }
+    }
     for (int i = 0; i < Count; ++i) {
         vec total = sums[i][0];
         for (int s = 1; s < kChains; ++s) total += sums[i][s];

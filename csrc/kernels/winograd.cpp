@@ -177,7 +177,7 @@ void input_of(const float* plane, Shape shape, const Window& window, int across,
                 if (whole)
                     store(to + tile[0], out[j]);
                 else
-                    for (int q = kQuads - 1; q >= 0; --q)
+                    for (int q = 0; q < kQuads; ++q)  // a quad runs over into the next row, whose own comes after
                         if (first + q < rows * quads) store4(to + tile[q], quad(out[j], q));
             }
             for (int q = 0; q < kQuads; ++q) from[q] += pitch;

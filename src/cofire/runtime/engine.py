@@ -54,14 +54,38 @@ class Profile:
         return table
 
 
+class _Forced:
+    """Masks that rule in place of the heads, laid out as the native side wants them: group by group, each (B, O)."""
+
+    def __init__(self, masks: Mapping[str, NDArray[np.uint8]], groups: Mapping[str, int]) -> None:
+        self._masks, self._groups = masks, groups
+        self._is_forced = [name in masks for name in groups]
+        self._flat: tuple[int, NDArray[np.uint8]] | None = None
+        if all(len(mask) == 1 for mask in masks.values()):
+            self.of(1)  # here, not on the time of the call
+
+    def of(self, batch: int) -> tuple[NDArray[np.uint8] | None, list[bool]]:
+        """The masks for this many images, and which groups are forced."""
+        if not self._masks:
+            return None, []
+        if self._flat is None or self._flat[0] != batch:
+            self._flat = batch, np.concatenate([self._rows(name, batch) for name in self._groups])
+        return self._flat[1], self._is_forced
+
+    def _rows(self, name: str, batch: int) -> NDArray[np.uint8]:
+        mask = self._masks.get(name, np.zeros((1, self._groups[name]), np.uint8))
+        if len(mask) not in (1, batch):
+            raise ConfigError(f"group {name!r}: a forced mask must have one row or {batch}, got {len(mask)}")
+        return np.broadcast_to(mask, (batch, self._groups[name])).ravel()
+
+
 class _Last(threading.local):
     """What a thread's last call left behind, and the masks it forces."""
 
     batch = 0
     masks: NDArray[np.uint8] | None = None
     macs: NDArray[np.int64] | None = None
-    forced: Mapping[str, NDArray[np.uint8]] | None = None
-    flat: NDArray[np.uint8] | None = None  # ``forced`` as the last call's batch size needs it
+    forced: _Forced | None = None
     heads = False
 
 
@@ -133,13 +157,12 @@ class Engine:
         """
         last = self._last
         before = last.forced, last.heads
-        last.forced, last.heads = {name: self._mask(name, mask) for name, mask in masks.items()}, heads
-        last.flat = None
+        checked = {name: self._mask(name, mask) for name, mask in masks.items()}
+        last.forced, last.heads = _Forced(checked, self._groups), heads
         try:
             yield
         finally:
             last.forced, last.heads = before
-            last.flat = None
 
     def logits(self, x_BCHW: Any) -> dict[str, NDArray[np.float32]]:
         """Group -> (B, O): what the heads say, filter by filter; a filter runs if it is above the threshold."""
@@ -184,7 +207,7 @@ class Engine:
         last.batch = batch
         last.masks = np.zeros(batch * self._filters, np.uint8)
         last.macs = np.zeros((batch, len(self.program.ops)), np.int64)
-        forced, is_forced = self._forced(batch)
+        forced, is_forced = last.forced.of(batch) if last.forced else (None, [])
         if batch:
             how = (threads, float(self.threshold), last.heads)
             self._native.run(x, output, *how, last.masks, last.macs, logits, seconds, forced, is_forced)
@@ -216,20 +239,6 @@ class Engine:
         if found.ndim not in (1, 2) or found.shape[-1] != self._groups[name]:
             raise ConfigError(f"group {name!r}: mask must have shape (B, {self._groups[name]}), got {found.shape}")
         return np.atleast_2d(found > 0.5).astype(np.uint8)
-
-    def _forced(self, batch: int) -> tuple[NDArray[np.uint8] | None, list[bool]]:
-        masks, last = self._last.forced, self._last
-        if not masks:
-            return None, []
-        if last.flat is None or last.flat.size != batch * self._filters:
-            rows = []
-            for name, filters in self._groups.items():
-                mask = masks.get(name, np.zeros((1, filters), np.uint8))
-                if len(mask) not in (1, batch):
-                    raise ConfigError(f"group {name!r}: a forced mask must have one row or {batch}, got {len(mask)}")
-                rows.append(np.broadcast_to(mask, (batch, filters)).ravel())
-            last.flat = np.concatenate(rows)
-        return last.flat, [name in masks for name in self._groups]
 
     def _by_group(self, flat: NDArray[Any], batch: int) -> list[NDArray[Any]]:
         ends = np.cumsum([batch * filters for filters in self._groups.values()])

@@ -184,6 +184,111 @@ void depthwise(const float* x, int pitch, const int* at, const float* w, int tap
     });
 }
 
+namespace {
+
+// [0, x0, x1, ...]
+inline vec shifted(vec x) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(x, vec{}, 16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
+#elif defined(__AVX__)
+    return __builtin_shufflevector(x, vec{}, 8, 0, 1, 2, 3, 4, 5, 6);
+#else
+    return __builtin_shufflevector(x, vec{}, 4, 0, 1, 2);
+#endif
+}
+
+// Every second float from `from` on: the even ones and the odd ones.
+struct Halves {
+    vec even, odd;
+
+    explicit Halves(const float* from) {
+        const float *low[kQuads], *high[kQuads];
+        for (int q = 0; q < kQuads; ++q) low[q] = from + 8 * q, high[q] = low[q] + 4;
+        const vec a = load_quads(low), b = load_quads(high);
+        even = pick<0, 2, 4, 6>(a, b), odd = pick<1, 3, 5, 7>(a, b);
+    }
+};
+
+// What the three taps of one line read for the outputs from i on. Left of the line there are zeros (if it is padded);
+// what lies right of it is for the caller to blank out in the last tap: no other reaches that far.
+template <int Stride, bool Padded>
+struct Three {
+    vec tap[3];
+
+    Three(const float* line, int i) {
+        if constexpr (Stride == 1) {
+            const float* from = line + i;
+            tap[0] = !Padded ? load(from) : i == 0 ? shifted(load(from)) : load(from - 1);
+            tap[1] = load(from + !Padded);
+            tap[2] = load(from + 1 + !Padded);
+        } else {
+            const float* from = line + 2 * i;
+            const Halves here(from);
+            tap[Padded] = here.even;
+            tap[Padded + 1] = here.odd;
+            if (Padded)
+                tap[0] = i == 0 ? shifted(here.odd) : Halves(from - 2).odd;
+            else
+                tap[2] = Halves(from + 2).even;
+        }
+    }
+};
+
+template <int Stride, bool Padded, class Activation>
+void windows_of(const float* x, Shape shape, int top_padding, const float* zeros, const float* w, Shape out, float bias,
+                Activation act, float* y, float* peak) {
+    vec weight[9], best = splat(kLowest);
+    for (int t = 0; t < 9; ++t) weight[t] = splat(w[t]);
+    for (int line = 0; line < out.h; ++line, y += out.w) {
+        const float* lines[3];
+        for (int k = 0; k < 3; ++k) {
+            const int row = line * Stride - top_padding + k;
+            lines[k] = row >= 0 && row < shape.h ? x + int64_t(row) * shape.w : zeros;
+        }
+        const auto sum = [&](int i, auto blank) {
+            vec part[3] = {splat(bias)};  // one sum would wait for itself nine times
+#pragma GCC unroll 3
+            for (int k = 0; k < 3; ++k) {
+                const Three<Stride, Padded> three(lines[k], i);
+                part[k] += weight[3 * k] * three.tap[0];
+                part[k] += weight[3 * k + 1] * three.tap[1];
+                part[k] += weight[3 * k + 2] * blank(three.tap[2]);
+            }
+            return act(part[0] + part[1] + part[2]);
+        };
+        int i = 0;
+        for (; i + kLanes < out.w; i += kLanes) {
+            const vec value = sum(i, [](vec x) { return x; });
+            store(y + i, value);
+            best = max(best, value);
+        }
+        const float inside = float((shape.w + Padded - 3) / Stride - i);  // the last output whose last tap is inside
+        const vec value = sum(i, [&](vec x) { return lane_numbers() > inside ? vec{} : x; });
+        best = max(best, lane_numbers() < float(out.w - i) ? value : best);
+        if ((out.h - line) * out.w - i >= kLanes)
+            store(y + i, value);  // what is too much belongs to the plane's next lines, which come later
+        else
+            for (int lane = 0; lane < out.w - i; ++lane) y[i + lane] = value[lane];
+    }
+    if (peak) {
+        const float found = top(best);
+        if (found > *peak) *peak = found;
+    }
+}
+
+}  // namespace
+
+void depthwise3(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,
+                const float* w, Shape out, float bias, Act act, float slope, float* y, float* peak) {
+    with_activation(act, slope, [&](auto activation) {
+        using Activation = decltype(activation);
+        const auto go = stride == 1
+                            ? (left_padding ? windows_of<1, true, Activation> : windows_of<1, false, Activation>)
+                            : (left_padding ? windows_of<2, true, Activation> : windows_of<2, false, Activation>);
+        go(x, shape, top_padding, zeros, w, out, bias, activation, y, peak);
+    });
+}
+
 void take(const float* from, int step, int n, float* to) {
     int i = 0;
     if (step == 1) {

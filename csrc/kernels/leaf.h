@@ -58,6 +58,11 @@ struct Leaf {
     void (*depthwise)(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width,
                       float bias, Act act, float slope, float* y, float* peak);
 
+    // The same for 3 x 3 taps, straight from a plane: stride 1 or 2, paddings of 0 or 1 (right and bottom follow from
+    // `out`). `zeros`: as many as a line has, and slack.
+    void (*depthwise3)(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,
+                       const float* w, Shape out, float bias, Act act, float slope, float* y, float* peak);
+
     // to[i] = from[i * step], for i < n; writes nothing past n.
     void (*take)(const float* from, int step, int n, float* to);
 

@@ -15,6 +15,8 @@ void finish(const float* x, int n, float bias, const float* residual, Act act, f
 void dot(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
 void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
                Act act, float slope, float* y, float* peak);
+void depthwise3(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,
+                const float* w, Shape out, float bias, Act act, float slope, float* y, float* peak);
 void take(const float* from, int step, int n, float* to);
 void softmax(float* x, int n);
 void maximum(const float* x, int n, float* y);

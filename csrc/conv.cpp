@@ -98,7 +98,7 @@ bool is_winograd(int m, const Op& op) {
 std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
     if (is_depthwise(op, x, y)) return {"depthwise", "ref"};
     std::vector<std::string> found;
-    if (op.groups == 1 && y.area() <= 4) found.push_back("dot");
+    if (op.groups == 1 && y.area() <= kFewPixels) found.push_back("dot");
     if (is_winograd(4, op) && std::min(y.h, y.w) > 6) found.push_back("wino4");
     if (is_winograd(2, op) && y.area() > 4 && y.area() <= 28 * 28) found.push_back("wino2");
     found.push_back("gemm");
@@ -115,7 +115,7 @@ std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf
     if (algorithm == "wino2" && is_winograd(2, op)) return make_winograd(2, leaf, op, x, y);
     if (algorithm == "gemm") return make_gemm(leaf, op, x, y);
     if (algorithm == "im2col" && op.groups == 1) return make_im2col(leaf, op, x, y);
-    if (algorithm == "dot" && op.groups == 1) return make_dot(leaf, op, x, y);
+    if (algorithm == "dot" && op.groups == 1 && y.area() <= kFewPixels) return make_dot(leaf, op, x, y);
     if (algorithm == "depthwise" && is_depthwise(op, x, y)) return make_depthwise(leaf, op, x, y);
     throw std::runtime_error("conv '" + op.name + "' cannot run with algorithm '" + algorithm + "'");
 }

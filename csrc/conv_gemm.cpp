@@ -315,11 +315,12 @@ class Im2col final : public AbstractConv {
                 leaf_.gemm(rows, size, wk, xk, nk, x + int64_t(panel) * nk * width_, n, sums + panel * width_ - begin,
                            sums_pitch(), panel == panels.begin ? ahead : nullptr);
             }
+            if (last && over_)
+                leaf_.dot(rows, size, x_.c * taps_, over, ldx(), over_, sums + y_.area() - over_ - begin, sums_pitch(),
+                          rows);
             for (int r = 0; r < size; ++r) {
                 const int o = call.out[f + r];
-                float* row = sums + r * sums_pitch();
-                if (last && over_)
-                    leaf_.dot(rows[r], x_.c * taps_, over, ldx(), over_, row + y_.area() - over_ - begin);
+                const float* row = sums + r * sums_pitch();
                 const int64_t at = int64_t(o) * y_.area() + begin;
                 leaf_.finish(row, end - begin, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act,
                              op_.slope, call.y + at, call.peak ? call.peak + o : nullptr);
@@ -359,13 +360,22 @@ class Dot final : public AbstractConv {
         if (member.first()) gather(call, columns, call.room + y_.area() * ldx());
         member.meet();
         const Range mine = member.share(call.n_out);
-        float sums[4];
-        for (int f = mine.begin; f < mine.end; ++f) {
-            const int o = call.out[f];
-            const int64_t at = int64_t(o) * y_.area();
-            leaf_.dot(op_.weight + int64_t(o) * nk_, nk_, columns, ldx(), y_.area(), sums);
-            leaf_.finish(sums, y_.area(), op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
-                         call.y + at, call.peak ? call.peak + o : nullptr);
+        float sums[kMaxRows * kFewPixels];
+        for (int f = mine.begin, size; f < mine.end; f += size) {
+            size = std::min(kMaxRows, mine.end - f);
+            const float *rows[kMaxRows], *ahead[kMaxRows];
+            for (int r = 0; r < size; ++r) {
+                rows[r] = op_.weight + int64_t(call.out[f + r]) * nk_;
+                ahead[r] = op_.weight + int64_t(call.out[std::min(f + size + r, mine.end - 1)]) * nk_;
+            }
+            leaf_.dot(rows, size, nk_, columns, ldx(), y_.area(), sums, kFewPixels, ahead);
+            for (int r = 0; r < size; ++r) {
+                const int o = call.out[f + r];
+                const int64_t at = int64_t(o) * y_.area();
+                leaf_.finish(sums + r * kFewPixels, y_.area(), op_.bias[o],
+                             call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
+                             call.peak ? call.peak + o : nullptr);
+            }
         }
         return int64_t(mine.end - mine.begin) * call.n_in * taps_ * y_.area();
     }

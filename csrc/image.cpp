@@ -205,10 +205,16 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         float* input = softmax_.data() + member.thread * pooled_.size();
         std::copy_n(pooled_.data(), inputs, input);
         if (op.head.softmax) prepared_.leaf.softmax(input, inputs);
-        // In fours, as dot takes them: sums are then in one order for any number of members.
-        const Range fours = member.share((filters + 3) / 4), mine{4 * fours.begin, std::min(4 * fours.end, filters)};
-        prepared_.leaf.dot(input, inputs, op.head.weight + int64_t(mine.begin) * inputs, inputs, mine.end - mine.begin,
-                           &logits_[mine.begin]);
+        const Range mine = member.share(filters);
+        for (int f = mine.begin, size; f < mine.end; f += size) {
+            size = std::min(kMaxRows, mine.end - f);
+            const float *rows[kMaxRows], *ahead[kMaxRows];
+            for (int r = 0; r < size; ++r) {
+                rows[r] = op.head.weight + int64_t(f + r) * inputs;
+                ahead[r] = op.head.weight + int64_t(std::min(f + size + r, filters - 1)) * inputs;
+            }
+            prepared_.leaf.dot(rows, size, inputs, input, 0, 1, &logits_[f], 1, ahead);
+        }
         for (int f = mine.begin; f < mine.end && op.head.bias; ++f) logits_[f] += op.head.bias[f];
         member.meet();
     }

@@ -323,34 +323,47 @@ namespace {
 
 constexpr int kFar = 512;  // floats: weights come from far away, and the CPU's own prefetcher stops at every page
 
-template <int Count>
-void dots(const float* w, int nk, const float* x, int64_t ldx, float* out) {
-    constexpr int kChains =
-        2;  // the same for every count, so that a result does not depend on what it is computed with
-    vec sums[Count][kChains] = {};
+// One sum for each row and column, whatever they are computed with, so that results do not depend on it.
+template <int Rows, int Columns>
+void dots(const float* const* w, int nk, const float* x, int64_t ldx, float* out, int64_t ldo,
+          const float* const* ahead) {
+    vec sums[Rows][Columns] = {};
     int k = 0;
-    for (; k + kChains * kLanes <= nk; k += kChains * kLanes) {
-        __builtin_prefetch(w + k + kFar);
-        for (int s = 0; s < kChains; ++s) {
-            const vec weights = load(w + k + s * kLanes);
-            for (int i = 0; i < Count; ++i) sums[i][s] += weights * load(x + i * ldx + k + s * kLanes);
+    for (; k + 2 * kLanes <= nk; k += 2 * kLanes) {
+        for (int r = 0; r < Rows; ++r) __builtin_prefetch(k + kFar < nk ? w[r] + k + kFar : ahead[r] + (k + kFar - nk));
+        for (int at = k; at < k + 2 * kLanes; at += kLanes) {
+            vec weights[Rows];
+            for (int r = 0; r < Rows; ++r) weights[r] = load(w[r] + at);
+            for (int i = 0; i < Columns; ++i) {
+                const vec pixels = load(x + i * ldx + at);
+                for (int r = 0; r < Rows; ++r) sums[r][i] += weights[r] * pixels;
+            }
         }
     }
-    for (int i = 0; i < Count; ++i) {
-        vec total = sums[i][0];
-        for (int s = 1; s < kChains; ++s) total += sums[i][s];
-        float value = 0;
-        for (int lane = 0; lane < kLanes; ++lane) value += total[lane];
-        for (int rest = k; rest < nk; ++rest) value += w[rest] * x[i * ldx + rest];
-        out[i] = value;
-    }
+    for (int r = 0; r < Rows; ++r)
+        for (int i = 0; i < Columns; ++i) {
+            float value = 0;
+            for (int lane = 0; lane < kLanes; ++lane) value += sums[r][i][lane];
+            for (int rest = k; rest < nk; ++rest) value += w[r][rest] * x[i * ldx + rest];
+            out[r * ldo + i] = value;
+        }
 }
 
 }  // namespace
 
-void dot(const float* w, int nk, const float* x, int64_t ldx, int count, float* out) {
-    for (; count >= 4; count -= 4, x += 4 * ldx, out += 4) dots<4>(w, nk, x, ldx, out);
-    for (; count >= 1; --count, x += ldx, ++out) dots<1>(w, nk, x, ldx, out);
+void dot(const float* const* w, int rows, int nk, const float* x, int64_t ldx, int count, float* out, int64_t ldo,
+         const float* const* ahead) {
+    int i = 0;
+    for (; i + 4 <= count; i += 4) {
+        int r = 0;
+        for (; r + 3 <= rows; r += 3) dots<3, 4>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
+        for (; r < rows; ++r) dots<1, 4>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
+    }
+    for (; i < count; ++i) {
+        int r = 0;
+        for (; r + 3 <= rows; r += 3) dots<3, 1>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
+        for (; r < rows; ++r) dots<1, 1>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
+    }
 }
 
 // Unlike max, keeps the NaN of either.

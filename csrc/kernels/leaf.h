@@ -50,8 +50,10 @@ struct Leaf {
     void (*finish)(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y,
                    float* peak);
 
-    // out[i] = sum over k of w[k] * x[i * ldx + k], for i < count.
-    void (*dot)(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
+    // out[r * ldo + i] = sum over k of w[r][k] * x[i * ldx + k], for r < rows <= kMaxRows and i < count; several rows
+    // are read at a time, which memory gives faster than one. `ahead`: the rows (as many) of the next call.
+    void (*dot)(const float* const* w, int rows, int nk, const float* x, int64_t ldx, int count, float* out,
+                int64_t ldo, const float* const* ahead);
 
     // One channel of a depthwise conv: y[l * width + i] = act(bias + sum over t of w[t] * x[l * pitch + at[t] + i]),
     // for `lines` lines of `width`; the largest goes into *peak as in finish.

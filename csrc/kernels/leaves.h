@@ -12,7 +12,8 @@ void wino_input(Toom toom, const float* plane, Shape shape, const Window& window
                 float* room, float* v, int64_t ldv);
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
-void dot(const float* w, int nk, const float* x, int64_t ldx, int count, float* out);
+void dot(const float* const* w, int rows, int nk, const float* x, int64_t ldx, int count, float* out, int64_t ldo,
+         const float* const* ahead);
 void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
                Act act, float slope, float* y, float* peak);
 void depthwise3(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,

@@ -205,15 +205,17 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         float* input = softmax_.data() + member.thread * pooled_.size();
         std::copy_n(pooled_.data(), inputs, input);
         if (op.head.softmax) prepared_.leaf.softmax(input, inputs);
+        // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
         const Range mine = member.share(filters);
-        for (int f = mine.begin, size; f < mine.end; f += size) {
-            size = std::min(kMaxRows, mine.end - f);
+        const int apart = (mine.end - mine.begin + kMaxRows - 1) / kMaxRows;
+        for (int f = mine.begin; f < mine.begin + apart; ++f) {
             const float *rows[kMaxRows], *ahead[kMaxRows];
-            for (int r = 0; r < size; ++r) {
-                rows[r] = op.head.weight + int64_t(f + r) * inputs;
-                ahead[r] = op.head.weight + int64_t(std::min(f + size + r, filters - 1)) * inputs;
+            int size = 0;
+            for (; size < kMaxRows && f + size * apart < mine.end; ++size) {
+                rows[size] = op.head.weight + int64_t(f + size * apart) * inputs;
+                ahead[size] = rows[size] + inputs;
             }
-            prepared_.leaf.dot(rows, size, inputs, input, 0, 1, &logits_[f], 1, ahead);
+            prepared_.leaf.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
         }
         for (int f = mine.begin; f < mine.end && op.head.bias; ++f) logits_[f] += op.head.bias[f];
         member.meet();
@@ -363,6 +365,10 @@ void Image::pool(const Op& op, int c, float* line) {
 // The rows' maximum first, then that of shifted lines, a vector at a time; only then every stride-th pixel is taken.
 void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
     const Shape in = shape(op.src[0]), out = shape(op.dst);
+    const int padding = std::max({op.padding.top, op.padding.left, op.padding.bottom, op.padding.right});
+    if (op.stride.h == 2 && op.stride.w == 2 && op.dilation.h * op.dilation.w == 1 && op.kernel.h == op.kernel.w &&
+        (op.kernel.h == 2 ? padding == 0 : op.kernel.h == 3 && padding <= 1))
+        return prepared_.leaf.max_pool(x, in, op.kernel.h, op.padding.top, op.padding.left, out, y);
     const int reach = (op.kernel.w - 1) * op.dilation.w, length = (out.w - 1) * op.stride.w + 1;
     float* wide = line + up(length, kLine) + kSlack;  // columns -padding.left to the last that a window reads
     for (int oy = 0; oy < out.h; ++oy, y += out.w) {

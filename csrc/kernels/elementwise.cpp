@@ -61,10 +61,19 @@ inline vec lane_numbers() {
     return numbers;
 }
 
+// The larger, or a NaN: unlike max, keeps that of either.
+inline vec either(vec x, vec y) { return x != x ? x : max(y, x); }
+
+// The largest lane, or a NaN.
 inline float top(vec x) {
-    float best = x[0];
-    for (int i = 1; i < kLanes; ++i) best = x[i] > best || x[i] != x[i] ? x[i] : best;
-    return best;
+#if defined(__AVX512F__)
+    x = either(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    x = either(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+#elif defined(__AVX__)
+    x = either(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+#endif
+    x = either(x, pick<2, 3, 0, 1>(x, x));
+    return either(x, pick<1, 0, 3, 2>(x, x))[0];
 }
 
 // The last, incomplete vector goes through a local copy: what lies behind n may be another plane.
@@ -278,6 +287,44 @@ void windows_of(const float* x, Shape shape, int top_padding, const float* zeros
 
 }  // namespace
 
+namespace {
+
+// The largest of each window; what lies outside counts as the window's middle, which never does.
+template <int Kernel, bool Padded>
+void largest_of(const float* x, Shape shape, int top_padding, Shape out, float* y) {
+    const auto line_of = [&](int row, int i, float inside) {
+        const float* line = x + int64_t(row) * shape.w;
+        if constexpr (Kernel == 2) {
+            const Halves halves(line + 2 * i);
+            return either(halves.even, halves.odd);
+        } else {
+            const Three<2, Padded> three(line, i);
+            const vec first = Padded && i == 0 ? (lane_numbers() < 1 ? three.tap[1] : three.tap[0]) : three.tap[0];
+            return either(first, either(three.tap[1], lane_numbers() > inside ? three.tap[1] : three.tap[2]));
+        }
+    };
+    for (int line = 0; line < out.h; ++line, y += out.w)
+        for (int i = 0; i < out.w; i += kLanes) {
+            const float inside = float((shape.w + Padded - 3) / 2 - i);  // the last output whose last tap is inside
+            const int first = 2 * line - top_padding;
+            vec value = line_of(first + Kernel / 2, i, inside);
+            for (int row = first; row < first + Kernel; ++row)
+                if (row != first + Kernel / 2 && row >= 0 && row < shape.h)
+                    value = either(value, line_of(row, i, inside));
+            if ((out.h - line) * out.w - i >= kLanes)
+                store(y + i, value);  // what is too much belongs to the plane's next lines, which come later
+            else
+                for (int lane = 0; lane < out.w - i; ++lane) y[i + lane] = value[lane];
+        }
+}
+
+}  // namespace
+
+void max_pool(const float* x, Shape shape, int kernel, int top_padding, int left_padding, Shape out, float* y) {
+    const auto go = kernel == 2 ? largest_of<2, false> : left_padding ? largest_of<3, true> : largest_of<3, false>;
+    go(x, shape, top_padding, out, y);
+}
+
 void depthwise3(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,
                 const float* w, Shape out, float bias, Act act, float slope, float* y, float* peak) {
     with_activation(act, slope, [&](auto activation) {
@@ -361,13 +408,11 @@ void dot(const float* const* w, int rows, int nk, const float* x, int64_t ldx, i
     }
     for (; i < count; ++i) {
         int r = 0;
+        for (; r + 6 <= rows; r += 6) dots<6, 1>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
         for (; r + 3 <= rows; r += 3) dots<3, 1>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
         for (; r < rows; ++r) dots<1, 1>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
     }
 }
-
-// Unlike max, keeps the NaN of either.
-static inline vec either(vec x, vec y) { return x != x ? x : max(y, x); }
 
 void maximum(const float* x, int n, float* y) {
     int i = 0;

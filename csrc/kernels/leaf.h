@@ -65,6 +65,9 @@ struct Leaf {
     void (*depthwise3)(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,
                        const float* w, Shape out, float bias, Act act, float slope, float* y, float* peak);
 
+    // The largest of each window of a plane, stride 2: 2 x 2 without padding, or 3 x 3 with paddings of 0 or 1.
+    void (*max_pool)(const float* x, Shape shape, int kernel, int top_padding, int left_padding, Shape out, float* y);
+
     // to[i] = from[i * step], for i < n; writes nothing past n.
     void (*take)(const float* from, int step, int n, float* to);
 

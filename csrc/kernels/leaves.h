@@ -18,6 +18,7 @@ void depthwise(const float* x, int pitch, const int* at, const float* w, int tap
                Act act, float slope, float* y, float* peak);
 void depthwise3(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,
                 const float* w, Shape out, float bias, Act act, float slope, float* y, float* peak);
+void max_pool(const float* x, Shape shape, int kernel, int top_padding, int left_padding, Shape out, float* y);
 void take(const float* from, int step, int n, float* to);
 void softmax(float* x, int n);
 void maximum(const float* x, int n, float* y);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -27,7 +28,7 @@ from cofire.bench.paper import PAPER_LATENCY, paper_rows, paper_table
 from cofire.bench.peers import eager
 from cofire.bench.portable import pooled_slices
 from cofire.bench.report import plot, table
-from cofire.bench.rounds import Contestant, interleaved, ratio_by_round, ratio_of_medians, rotated, spread
+from cofire.bench.rounds import Contestant, interleaved, pinned, ratio_by_round, ratio_of_medians, rotated, spread
 from cofire.bench.run import SLICED
 from cofire.bench.sliced import Sliced
 from cofire.errors import ConfigError, DataError
@@ -80,6 +81,15 @@ def test_a_round_begins_one_contestant_later_than_the_one_before() -> None:
 def test_rotation_goes_around() -> None:
     assert rotated("abc", 4) == ["b", "c", "a"]
     assert rotated([], 4) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux pins processes to cores")
+def test_a_pinned_process_stays_on_one_core_and_is_let_go() -> None:
+    before = os.sched_getaffinity(0)
+    with pytest.raises(KeyError), pinned(1):
+        assert len(os.sched_getaffinity(0)) == 1
+        raise KeyError
+    assert os.sched_getaffinity(0) == before
 
 
 def test_only_the_call_is_timed_and_warm_up_is_not_kept() -> None:

@@ -17,7 +17,7 @@ from cofire.bench import ours
 from cofire.bench.masks import MaskPool, pool_for_keep, pool_for_macs
 from cofire.bench.peers import PEERS, Array, Infer, Peer, PeerError, torch_threads
 from cofire.bench.results import Point, Result, Timed
-from cofire.bench.rounds import Contestant, interleaved
+from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
 from cofire.data.feeding import progress
 from cofire.errors import CofireError, ConfigError
@@ -114,12 +114,12 @@ def bench(
 ) -> Result:
     """Time every engine on ``plan``: dense ones on the plain model; ours and sliced PyTorch on each point as well.
 
-    Each engine must first give PyTorch's logits. One that is not installed, fails or gives others is named in
+    The process stays on as many cores as ``threads``. Each engine must first give PyTorch's logits. One that is not installed, fails or gives others is named in
     ``left_out``, and the bench goes on.
     """
     if threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
-    with torch_threads(threads):
+    with torch_threads(threads), pinned(threads):
         lineup = _Lineup(plan, threads)
         for peer in peers:
             lineup.try_dense(peer.name, peer.version, peer.missing, partial(peer.build, plan.gated.backbone))

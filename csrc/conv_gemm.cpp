@@ -195,7 +195,7 @@ class Gemm final : public AbstractConv {
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from,
-                       (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead);
+                       (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead, true);
             for (int r = 0; r < size; ++r) {
                 close_gaps(sums + r * sums_pitch(), lines.count, lines.pitch, lines.length);
                 const int o = call.out[f + r];
@@ -313,7 +313,7 @@ class Im2col final : public AbstractConv {
             for (int panel = panels.begin; panel < panels.end; ++panel) {
                 const int n = std::min(width_, y_.area() - over_ - panel * width_);
                 leaf_.gemm(rows, size, wk, xk, nk, x + int64_t(panel) * nk * width_, n, sums + panel * width_ - begin,
-                           sums_pitch(), panel == panels.begin ? ahead : nullptr);
+                           sums_pitch(), panel == panels.begin ? ahead : nullptr, false);
             }
             if (last && over_)
                 leaf_.dot(rows, size, x_.c * taps_, over, ldx(), over_, sums + y_.area() - over_ - begin, sums_pitch(),

@@ -217,7 +217,7 @@ class Winograd final : public AbstractConv {
                         ahead[r] = weight_row(last && p + 1 < positions_ ? p + 1 : p, call.out[next]);
                     }
                     leaf_.gemm(rows, size, table.weights, table.offsets, *table.count, v, tiles,
-                               block.products + (f - begin) * per_filter + p * block.ldv, per_filter, ahead);
+                               block.products + (f - begin) * per_filter + p * block.ldv, per_filter, ahead, false);
                 }
             }
             for (int f = begin; f < end; ++f)

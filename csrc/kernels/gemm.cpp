@@ -10,7 +10,7 @@ namespace {
 constexpr int kChunk = 16;  // floats in a cache line: how often the next rows are prefetched
 
 // Rows x Vectors accumulators stay in registers over all of k; weights are broadcast, pixels are vectors.
-template <int Rows, int Vectors>
+template <int Rows, int Vectors, bool Far>
 void tile(const float* const* w, const int* wk, const int* xk, int nk, const float* x, float* out, int64_t ldo,
           const float* const* ahead) {
     vec sum[Rows][Vectors] = {};
@@ -24,6 +24,7 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
         for (int k = begin; k < end; ++k) {
             const float* in = x + xk[k];
             const int column = wk[k];
+            if constexpr (Far) __builtin_prefetch(in + Vectors * kLanes);
             vec pixels[Vectors];
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v) pixels[v] = load(in + v * kLanes);
@@ -42,36 +43,42 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
 }
 
 // Wide is how many vectors keep both FMA units busy with this many rows.
-template <int Rows, int Wide>
+template <int Rows, int Wide, bool Far>
 void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
              int64_t ldo, const float* const* ahead) {
     int i = 0;
     for (; n - i > (Wide - 1) * kLanes; i += Wide * kLanes, ahead = nullptr)
-        tile<Rows, Wide>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+        tile<Rows, Wide, Far>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
     if constexpr (Wide > 2)
         for (; n - i > kLanes; i += 2 * kLanes, ahead = nullptr)
-            tile<Rows, 2>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
-    for (; n - i > 0; i += kLanes, ahead = nullptr) tile<Rows, 1>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+            tile<Rows, 2, Far>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+    for (; n - i > 0; i += kLanes, ahead = nullptr) tile<Rows, 1, Far>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+}
+
+template <bool Far>
+void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
+             int64_t ldo, const float* const* ahead) {
+    switch (rows) {
+        case 1:
+            return rows_of<1, 8, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 2:
+            return rows_of<2, 5, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 3:
+            return rows_of<3, 3, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 4:
+            return rows_of<4, 3, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        case 5:
+            return rows_of<5, 2, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+        default:
+            return rows_of<6, 2, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+    }
 }
 
 }  // namespace
 
 void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
-          int64_t ldo, const float* const* ahead) {
-    switch (rows) {
-        case 1:
-            return rows_of<1, 8>(w, wk, xk, nk, x, n, out, ldo, ahead);
-        case 2:
-            return rows_of<2, 5>(w, wk, xk, nk, x, n, out, ldo, ahead);
-        case 3:
-            return rows_of<3, 3>(w, wk, xk, nk, x, n, out, ldo, ahead);
-        case 4:
-            return rows_of<4, 3>(w, wk, xk, nk, x, n, out, ldo, ahead);
-        case 5:
-            return rows_of<5, 2>(w, wk, xk, nk, x, n, out, ldo, ahead);
-        default:
-            return rows_of<6, 2>(w, wk, xk, nk, x, n, out, ldo, ahead);
-    }
+          int64_t ldo, const float* const* ahead, bool far) {
+    (far ? gemm_of<true> : gemm_of<false>)(w, rows, wk, xk, nk, x, n, out, ldo, ahead);
 }
 
 }  // namespace COFIRE_ISA

@@ -33,9 +33,9 @@ struct Leaf {
     int lanes;  // floats in a vector
 
     // out[r * ldo + i] = sum over k of w[r][wk[k]] * x[xk[k] + i], for r < rows <= kMaxRows and i < n.
-    // `ahead`: rows (as many) that the next call will read, or null.
+    // `ahead`: rows (as many) that the next call will read, or null. `far`: x is not in the nearest cache.
     void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
-                 float* out, int64_t ldo, const float* const* ahead);
+                 float* out, int64_t ldo, const float* const* ahead, bool far);
 
     // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles
     // are counted along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p; up to 3 more are written

@@ -40,6 +40,7 @@ class Reference final : public AbstractConv {
 
     const char* name() const override { return "ref"; }
     int64_t room(int) const override { return 0; }
+    Stretch weights() const override { return {}; }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
         int64_t macs = 0;

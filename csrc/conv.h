@@ -12,6 +12,37 @@
 
 namespace cofire {
 
+// A stretch of weights.
+struct Stretch {
+    const float* begin = nullptr;
+    int64_t size = 0;
+};
+
+// What the next conv will read first, fetched into the cache a little at a time while this one computes: memory has
+// nothing to do then.
+class Upcoming {
+   public:
+    // Only what leaves room for this conv's own data is fetched.
+    void add(Stretch stretch) {
+        if (stretch.size <= kMost && count_ < 2) stretches_[count_++] = stretch;
+    }
+
+    void fetch() {
+        for (int line = 0; line < kLines && count_ > 0; ++line) {
+            Stretch& now = stretches_[count_ - 1];
+            __builtin_prefetch(now.begin, 0, 2);
+            now.begin += 16, now.size -= 16;
+            if (now.size <= 0) --count_;
+        }
+    }
+
+   private:
+    static constexpr int64_t kMost = 80 * 1024;  // floats
+    static constexpr int kLines = 32;
+    Stretch stretches_[2];  // the last one comes first
+    int count_ = 0;
+};
+
 // One execution. Planes are contiguous: channel c of x lies at x + c * area.
 struct ConvCall {
     const float* x;
@@ -23,6 +54,7 @@ struct ConvCall {
     const float* residual;  // null, or laid out as y, and maybe y itself
     float* peak;            // null, or per filter: raised to the largest value this member wrote
     float* room;            // room(threads) floats, shared by the team
+    Upcoming* upcoming;     // this member's
 };
 
 class AbstractConv {
@@ -30,6 +62,7 @@ class AbstractConv {
     virtual ~AbstractConv() = default;
     virtual const char* name() const = 0;
     virtual int64_t room(int threads) const = 0;  // floats of scratch for a team
+    virtual Stretch weights() const = 0;          // as they lie for `run`
     // Called by every member of a team with the same call. Returns the MACs this member walked: those of a direct conv,
     // padding taps included.
     virtual int64_t run(const ConvCall& call, const Member& member) const = 0;

@@ -60,6 +60,7 @@ class WeightRows {
     }
 
     int inputs() const { return inputs_; }  // that a filter reads
+    Stretch all() const { return {weights_.data(), weights_.size()}; }
 
     // Rows of the filters [f, f + size) of a call, and of those that come next before `end`.
     void rows(const ConvCall& call, int f, int size, int end, const float** rows, const float** ahead) const {
@@ -117,6 +118,7 @@ class Gemm final : public AbstractConv {
     }
 
     const char* name() const override { return "gemm"; }
+    Stretch weights() const override { return weights_.all(); }
 
     int64_t room(int threads) const override {
         return 2 * tables_room() + (copies_ ? x_.c * source_size_ : 0) + threads * kMaxRows * sums_pitch() + kSlack;
@@ -196,6 +198,7 @@ class Gemm final : public AbstractConv {
             weights_.rows(call, f, size, filters.end, rows, ahead);
             leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from,
                        (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead, true);
+            call.upcoming->fetch();
             for (int r = 0; r < size; ++r) {
                 close_gaps(sums + r * sums_pitch(), lines.count, lines.pitch, lines.length);
                 const int o = call.out[f + r];
@@ -240,6 +243,7 @@ class Im2col final : public AbstractConv {
           panels_((y.area() - over_ + width_ - 1) / width_) {}
 
     const char* name() const override { return "im2col"; }
+    Stretch weights() const override { return weights_.all(); }
 
     int64_t room(int threads) const override {
         return 2 * table_room() + int64_t(panels_) * x_.c * taps_ * width_ + over_ * ldx() +
@@ -314,6 +318,7 @@ class Im2col final : public AbstractConv {
                 const int n = std::min(width_, y_.area() - over_ - panel * width_);
                 leaf_.gemm(rows, size, wk, xk, nk, x + int64_t(panel) * nk * width_, n, sums + panel * width_ - begin,
                            sums_pitch(), panel == panels.begin ? ahead : nullptr, false);
+                call.upcoming->fetch();
             }
             if (last && over_)
                 leaf_.dot(rows, size, x_.c * taps_, over, ldx(), over_, sums + y_.area() - over_ - begin, sums_pitch(),
@@ -353,6 +358,7 @@ class Dot final : public AbstractConv {
           pixels_(pixels_of(op, x, y)) {}
 
     const char* name() const override { return "dot"; }
+    Stretch weights() const override { return {op_.weight, int64_t(y_.c) * nk_}; }
     int64_t room(int) const override { return y_.area() * ldx() + up(x_.area() + 1, kLine) + kSlack; }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
@@ -414,6 +420,7 @@ class Depthwise final : public AbstractConv {
                   std::max({op.padding.top, op.padding.left, op.padding.bottom, op.padding.right}) <= 1) {}
 
     const char* name() const override { return "depthwise"; }
+    Stretch weights() const override { return {op_.weight, int64_t(y_.c) * taps_}; }
     int64_t room(int threads) const override { return threads * own_room(); }
 
     int64_t run(const ConvCall& call, const Member& member) const override {

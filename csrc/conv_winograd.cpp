@@ -71,6 +71,8 @@ class Winograd final : public AbstractConv {
 
     const char* name() const override { return toom_.m == 4 ? "wino4" : "wino2"; }
 
+    Stretch weights() const override { return {weights_.data(), weights_.size()}; }
+
     int64_t room(int threads) const override {
         return tables_room() + (apart(threads) ? threads : 1) * inputs_room() +
                threads * (products_room() + line_room());
@@ -218,6 +220,7 @@ class Winograd final : public AbstractConv {
                     }
                     leaf_.gemm(rows, size, table.weights, table.offsets, *table.count, v, tiles,
                                block.products + (f - begin) * per_filter + p * block.ldv, per_filter, ahead, false);
+                    call.upcoming->fetch();
                 }
             }
             for (int f = begin; f < end; ++f)

@@ -141,6 +141,8 @@ void Image::conv(int number, const Member& member) {
     call.residual = op.residual ? plane(op.src[1], 0) : nullptr;
     call.peak = peaked ? peaks(op.dst, member.thread) : nullptr;
     call.room = room_.data();
+    Upcoming upcoming = member.threads == 1 ? after(number) : Upcoming();
+    call.upcoming = &upcoming;
     if (op.residual) clear_dead(op.src[1], call.out, member.share(call.n_out), member);
     if (peaked)
         for (int f = 0; f < call.n_out; ++f) call.peak[call.out[f]] = -INFINITY;
@@ -157,6 +159,19 @@ void Image::conv(int number, const Member& member) {
     else
         live.on = mask.on;
     live.list_on();
+}
+
+Upcoming Image::after(int number) const {
+    const std::vector<Op>& ops = prepared_.program.ops;
+    Upcoming upcoming;
+    for (size_t next = number + 1; next < ops.size(); ++next) {
+        if (ops[next].kind != Kind::conv) continue;
+        upcoming.add(prepared_.convs[next]->weights());
+        if (ops[next].decides)
+            upcoming.add({ops[next].head.weight, int64_t(masks_[ops[next].group].on.size()) * shape(ops[next].src[0]).c});
+        break;
+    }
+    return upcoming;
 }
 
 // Convs add a residual's planes as they lie; what is not live there may hold anything.

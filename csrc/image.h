@@ -49,6 +49,7 @@ class Image {
     void decide(const Op& op, const Call& call, int index, const Member& member);
     void pool_source(const Op& op, const Member& member);
     void keep_residual(int number, const Member& member);
+    Upcoming after(int number) const;
     void clear_dead(int buffer, const int* channels, Range mine, const Member& member);
     void merge_peaks(int buffer, const Member& member);
     void affine(const Op& op, int c);

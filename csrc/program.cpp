@@ -177,12 +177,12 @@ class File {
     std::string digest() const { return sha256(data_, data_size_); }
     std::map<std::string_view, Tensor>& tensors() { return tensors_; }
 
-    std::vector<float> floats() const {
+    Floats floats() const {
         static_assert(sizeof(float) == 4, "the file holds float32");
 #if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
         static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is little-endian");
 #endif
-        std::vector<float> result(data_size_ / 4);
+        Floats result(int64_t(data_size_ / 4));
         if (data_size_ > 0) std::memcpy(result.data(), data_, data_size_);
         return result;
     }

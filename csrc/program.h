@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "floats.h"
+
 namespace cofire {
 
 struct Shape {
@@ -72,7 +74,7 @@ struct Program {
     std::vector<Group> groups;
     float threshold = 0;
     std::vector<Op> ops;
-    std::vector<float> weights;  // all tensors; fixed in place once loaded
+    Floats weights;  // all tensors; fixed in place once loaded
 
     Program() = default;
     Program(Program&&) = default;

@@ -83,17 +83,25 @@ inline vec load_some(const float* p, int n) {
     return load(lanes);
 }
 
+constexpr int kSoon = 64;  // floats: where an output will be written
+
 template <class Activation>
 void run(const float* x, int n, float bias, const float* residual, Activation act, float* y, float* peak) {
     vec best = splat(kLowest);
-    int i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
+    const auto step = [&](int i) {
         vec value = load(x + i) + bias;
         if (residual) value += load(residual + i);
         value = act(value);
         store(y + i, value);
         best = max(best, value);
+    };
+    int i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        __builtin_prefetch(y + i + kSoon, 1);
+        step(i);
+        step(i + kLanes);
     }
+    for (; i + kLanes <= n; i += kLanes) step(i);
     if (i < n) {
         vec value = load_some(x + i, n - i) + bias;
         if (residual) value += load_some(residual + i, n - i);
@@ -267,6 +275,7 @@ void windows_of(const float* x, Shape shape, int top_padding, const float* zeros
         };
         int i = 0;
         for (; i + kLanes < out.w; i += kLanes) {
+            __builtin_prefetch(y + i + kSoon, 1);
             const vec value = sum(i, [](vec x) { return x; });
             store(y + i, value);
             best = max(best, value);

@@ -155,13 +155,14 @@ void input_of(const float* plane, Shape shape, const Window& window, int across,
         vertical<M, R>(lines, inside, length, halfway + down * A * pitch, pitch);
     }
     const int quads = (across + 3) / 4;  // in a tile row
+    int down = 0, number = 0;            // of the next quad: its tile row, and its place in there
     for (int first = 0; first < rows * quads; first += kQuads) {
         const float *from[kQuads], *right[kQuads];
         int64_t tile[kQuads];
         for (int q = 0; q < kQuads; ++q) {
-            const int number = first + q < rows * quads ? first + q : first;
-            from[q] = halfway + number / quads * A * pitch + number % quads * 4 * M;
-            tile[q] = int64_t(number / quads) * across + number % quads * 4;
+            from[q] = halfway + down * A * pitch + number * 4 * M;
+            tile[q] = int64_t(down) * across + number * 4;
+            if (++number == quads && first + q + 1 < rows * quads) number = 0, ++down;
         }
         // Quads that follow each other in v are stored as one.
         const bool whole =

@@ -138,7 +138,9 @@ class Maker {
         int64_t total = 0;
         for (const auto& list : {needs_, heads_})
             for (const Need& need : list) total += need.weight + need.bias;
-        program_.weights = Numbers(seed).list(total);
+        const std::vector<float> numbers = Numbers(seed).list(total);
+        program_.weights = Floats(int64_t(total));
+        std::copy(numbers.begin(), numbers.end(), program_.weights.data());
         float* at = program_.weights.data();
         const auto take = [&](int64_t n, int64_t inputs) {
             for (int64_t i = 0; i < n; ++i) at[i] /= std::sqrt(float(inputs));

@@ -428,8 +428,18 @@ def test_the_option_a_shortcut_moves_live_channels_and_adds_dead_ones() -> None:
     assert live_inputs(gated, "fc", {"two": two}) == [12]  # 0..5 and 4..11
 
 
-def test_a_linear_layer_reads_every_pixel_of_a_flattened_live_channel() -> None:
-    net = Net(lambda m, x: m.fc(torch.flatten(F.relu(m.one(x)), 1)), one=conv(3, 8), fc=fc(8 * 64))
+@pytest.mark.parametrize(
+    "flat",
+    [
+        lambda x: torch.flatten(x, 1),
+        lambda x: x.view(x.size(0), -1),
+        lambda x: x.view_as(torch.flatten(x, 1)),
+        lambda x: x.reshape(x.shape[0], -1),
+    ],
+    ids=["flatten", "view", "view_as", "reshape"],
+)
+def test_a_linear_layer_reads_every_pixel_of_a_flattened_live_channel(flat: Callable[[Tensor], Tensor]) -> None:
+    net = Net(lambda m, x: m.fc(flat(F.relu(m.one(x)))), one=conv(3, 8), fc=fc(8 * 64))
     assert live_inputs(gated_net(net), "fc", {"one": HALF}) == [4 * 64]
 
 

@@ -504,6 +504,7 @@ def ends(forward: Callable[[Any, Tensor], Tensor], **modules: nn.Module) -> Prog
 def test_a_linear_layer_reads_a_flattened_map_in_any_order() -> None:
     for forward in (
         lambda m, x: m.fc(F.relu(m.one(x)).flatten(1)),
+        lambda m, x: m.fc(F.relu(m.one(x)).view(x.size(0), -1)),
         lambda m, x: m.fc(F.relu(m.one(x)).permute(0, 2, 3, 1).flatten(1)),
         lambda m, x: m.fc(torch.dropout(F.relu(m.one(x)).flatten(1), 0.5, False)),
     ):

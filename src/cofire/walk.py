@@ -30,6 +30,7 @@ _MOVES: set[Any] = {
     *(nn.Flatten, nn.Unflatten, nn.ChannelShuffle, nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d),
     *(nn.ReplicationPad2d, nn.PixelUnshuffle),
 }
+_VIEWS: set[Any] = {"view", "view_as"}
 _CASTS: set[Any] = {"to", "type", "type_as", "half", "bfloat16", "float", "double", "cpu", "cuda"}
 _REDUCTIONS: set[Any] = {torch.mean, torch.sum, torch.amax, "mean", "sum", "amax"}
 _POOLS: set[Any] = {
@@ -186,8 +187,14 @@ class Walk(fx.Interpreter):
         """The ids after a move, by running it on them; None where it cannot be run on them."""
         if callee in _CASTS:  # the ids would be cast as well
             return self.ids.get(n.all_input_nodes[0])
+
+        def ids(node: fx.Node) -> Any:
+            found = self.ids.get(node, self.env.get(node))
+            # Ids are spread over a map without memory of their own, which only a copy can be viewed in another shape.
+            return found.contiguous() if callee in _VIEWS and isinstance(found, Tensor) else found
+
         try:
-            return self._run_with(n, lambda node: self.ids.get(node, self.env.get(node)))
+            return self._run_with(n, ids)
         except Exception:
             return None
 

@@ -534,6 +534,20 @@ def test_a_map_may_be_the_output() -> None:
     assert (program.output_shape, counts(program)) == ((8, 8, 8), {"conv": 1})
 
 
+class SameConv(nn.Conv2d):
+    """Pads as TensorFlow does, in its own forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = (max((-(-n // 2) - 1) * 2 + 5 - n, 0) for n in x.shape[2:])  # kernel 5, stride 2
+        return super().forward(F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2)))
+
+
+@pytest.mark.parametrize("side", [1, 2, 5, 8])
+def test_a_conv_that_pads_by_itself_may_have_a_kernel_larger_than_its_map(side: int) -> None:
+    net = Net(lambda m, x: m.logits(m.same(m.one(x))), one=conv(3, 8), same=SameConv(8, 8, 5, stride=2), fc=fc(8))
+    assert counts(check(net.eval(), (3, side, side))) == dict(conv=3, pool=1)
+
+
 def test_names_are_those_of_the_cost_table_and_the_calls() -> None:
     net = Net(
         lambda m, x: m.logits(torch.sigmoid(m.add(m.add(m.one(x)) + m.one(x)).sigmoid() * m.one(x))),

@@ -2,7 +2,8 @@
 // std::runtime_error; anything else (a crash, another exception, much memory, a program that is not well formed) ends
 // the process with code 1 and the number of the case, which `fuzz_program 1 seed case` repeats.
 //
-// With -DCOFIRE_FUZZ_RUN (and the engine linked), what loads is run as well.
+// With -DCOFIRE_FUZZ_RUN (and the engine linked), what loads is run as well: by the reference, and by this CPU's
+// kernels with algorithms chosen at random.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include "../program.h"
 #include "build_program.h"
 #ifdef COFIRE_FUZZ_RUN
+#include "../conv.h"
 #include "../engine.h"
 #endif
 
@@ -395,12 +397,23 @@ bool is_small(const Program& program) {
     return floats < (1 << 14) && work < (1 << 20);
 }
 
-void run(Program program) {
-    if (!is_small(program)) return;
+// An algorithm for each conv, of those that can run it; over many cases, every one of them. Timing would take too long.
+std::string random_tuning(const Program& program, SplitMix* random) {
+    std::string text;
+    for (const Op& op : program.ops) {
+        std::vector<std::string> can{"-"};
+        if (op.kind == Kind::conv)
+            can = conv_algorithms(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]);
+        text += (text.empty() ? "" : " ") + can[random->below(can.size())];
+    }
+    return text;
+}
+
+void run(Program program, const char* kernel, const std::string& tuning) {
     const float threshold = program.threshold;
     const std::vector<float> input(size_t(program.buffers[size_t(program.input)].size()));
     std::vector<float> output(size_t(program.buffers[size_t(program.output)].size()));
-    const Engine engine(std::move(program), "ref");
+    const Engine engine(std::move(program), kernel, tuning);
     Call call{};
     call.input = input.data();
     call.output = output.data();
@@ -433,7 +446,7 @@ bool load(const std::string& bytes, Program* program) {
 }
 
 // Throws if anything is wrong with this case.
-void try_case(const std::string& bytes, Tally* tally) {
+void try_case(const std::string& bytes, SplitMix* random, Tally* tally) {
     Program program;
     const double start = cpu_seconds();
     allocated = 0;
@@ -447,7 +460,13 @@ void try_case(const std::string& bytes, Tally* tally) {
     if (const char* what = WellFormed(program).problem())
         throw std::logic_error(std::string("not well formed: ") + what);
 #ifdef COFIRE_FUZZ_RUN
-    run(std::move(program));
+    if (!is_small(program)) return;
+    const std::string tuning = random_tuning(program, random);
+    run(std::move(program), "", tuning);
+    load(bytes, &program);  // once more, for an engine keeps what it is given
+    run(std::move(program), "ref", "");
+#else
+    (void)random;
 #endif
 }
 
@@ -463,14 +482,15 @@ std::vector<Seed> valid_files() {
 void fuzz(int64_t count, uint64_t seed, int64_t first) {
     const std::vector<Seed> seeds = valid_files();
     Tally tally;
-    for (const Seed& valid : seeds) try_case(file_of(valid), &tally);
+    SplitMix any(seed);
+    for (const Seed& valid : seeds) try_case(file_of(valid), &any, &tally);
     if (tally.refused > 0) throw std::logic_error("a valid file is refused");
     tally = {};
     const double start = cpu_seconds();
     for (int64_t i = first; i < first + count; ++i) {
         SplitMix random(SplitMix(seed).next() + uint64_t(i));  // of its own, so that a case can be repeated alone
         try {
-            try_case(broken_file(seeds, &random), &tally);
+            try_case(broken_file(seeds, &random), &random, &tally);
         } catch (const std::exception& error) {
             throw std::logic_error("case " + std::to_string(i) + ": " + error.what());
         }

@@ -22,7 +22,7 @@ help: ## list the targets
 demo: .venv/demo.stamp ## train and evaluate a small gated network, a few minutes on a CPU
 	$(BIN)/cofire demo
 
-test: lint types pytest wheel-check ## everything that has to pass before a commit
+test: lint types pytest wheel-check sanitize ## everything that has to pass before a commit
 
 quick: .venv/dev.stamp ## the tests without the slow ones
 	$(BIN)/python -m pytest -q -m "not slow"
@@ -50,7 +50,7 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 	cd build/wheel-check && venv/bin/python -c "import cofire; assert 'wheel-check' in cofire.__file__; print(cofire.__version__)"
 	cd build/wheel-check && venv/bin/cofire --help > /dev/null
 
-sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; minutes
+sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; two minutes
 	csrc/tests/sanitize.sh
 
 cross: .venv/demo.stamp ## the engine for 64-bit ARM, run under qemu; needs Debian's g++-aarch64-linux-gnu and qemu-user

@@ -35,8 +35,9 @@ lint: .venv/dev.stamp ## style of Python and C++
 types: .venv/dev.stamp ## mypy, strict, on src
 	$(BIN)/mypy
 
+# Two files at a time, with one thread each: most tests are too small to be split over cores.
 pytest: .venv/dev.stamp ## all tests
-	$(BIN)/python -m pytest -q --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile
 
 # The wheel gets an environment of its own; the dependencies are borrowed from .venv by a .pth
 # file, which does not bring along the editable install.

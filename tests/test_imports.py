@@ -7,7 +7,7 @@ from pathlib import Path
 
 OPTIONAL = [
     *("MNN", "PIL", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino"),
-    *("pnnx", "pyarrow", "scipy", "sklearn", "timm", "torchvision"),
+    *("pnnx", "pyarrow", "scipy", "sklearn", "timm", "torch_pruning", "torchvision"),
 ]
 
 IMPORT_EVERY_MODULE = """

@@ -43,6 +43,16 @@ The files, in the data's way; each imports only from files above it:
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
     estimate.py          cost of a config before training; ratio for a budget
+    pruning/
+        base.py          what a static method is; the registry of methods
+        removal.py       which filters can leave for good
+        l1.py            small weights leave
+        uniform.py       any leave, the same share everywhere
+        taylor.py        what the loss feels least leaves
+        allocation.py    scores and a budget -> which filters stay
+        surgery.py       model and masks -> the smaller module
+        recovery.py      what it gets back before training
+        apply.py         prune(model, config)
     signatures.py        filters per group: uniform, Taylor, from a file
     persistence.py       save, load
     evaluation.py        evaluate() -> Report
@@ -96,6 +106,7 @@ from cofire.gating import GatedModel, gate, mask_loss
 from cofire.graph import Graph, trace
 from cofire.persistence import load, save
 from cofire.provenance import version as _version
+from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, compile, load_program
 from cofire.training import FitResult, Recipe, fit
 from cofire.units import Placement, Unit, Units
@@ -104,6 +115,7 @@ __version__ = _version()
 
 __all__ = [
     "FTWT",
+    "L1",
     "AbstractGate",
     "Backbone",
     "CofireError",
@@ -121,11 +133,14 @@ __all__ = [
     "Graph",
     "NoUnitError",
     "Placement",
+    "PruneConfig",
     "Recipe",
     "Report",
     "Solution",
+    "Taylor",
     "TraceError",
     "TrainingError",
+    "Uniform",
     "Unit",
     "Units",
     "compile",
@@ -141,7 +156,9 @@ __all__ = [
     "load_program",
     "load_weights",
     "mask_loss",
+    "prune",
     "register_backbone",
+    "register_criterion",
     "register_gate",
     "save",
     "signatures",

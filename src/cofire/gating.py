@@ -185,6 +185,7 @@ class GatedModel(nn.Module):
         """What ``config.json`` says: backbone, gate config, groups, threshold and input shape as JSON values."""
         return {
             "backbone": describe_backbone(self.backbone),
+            "filters": num_filters(self.backbone),
             "gate": {"type": type(self.config).__name__, "fields": unstructure(self.config)},
             "groups": list(self.gates),
             "threshold": self.threshold,
@@ -225,6 +226,11 @@ def gate(
 def describe_backbone(model: nn.Module) -> dict[str, Any] | None:
     """Name and arguments of a registered backbone; None for any other model."""
     return {"name": model.spec.name, "args": model.spec.args} if isinstance(model, Backbone) else None
+
+
+def num_filters(model: nn.Module) -> dict[str, int]:
+    """Conv name -> how many filters it has: what pruning changes, beside a backbone's name and arguments."""
+    return {name: module.out_channels for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
 
 
 def mask_loss(gated: nn.Module) -> Tensor:

@@ -8,31 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from cofire.backbones import create_backbone
 from cofire.errors import CofireError, ConfigError, FileError, unknown
 from cofire.files import MODEL_FORMAT, read_json, read_tensors, write_model
 from cofire.gates.base import GateConfig, gate_types
-from cofire.gating import GatedModel, describe_backbone, gate
+from cofire.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.strict import structure
 
 
 def save(model: nn.Module, folder: str | Path) -> Path:
     """Write ``model``, gated or plain, into ``folder``; an older model there is replaced.
 
-    A backbone of the registry can be loaded without the code that made it; any other model needs to be handed
-    to :func:`load` again.
+    A backbone of the registry, pruned or not, can be loaded without the code that made it; any other model needs to
+    be handed to :func:`load` again.
     """
     if isinstance(model, GatedModel):
         return model.save(folder)
-    return write_model(folder, model.state_dict(), {"backbone": describe_backbone(model), "gate": None})
+    described = {"backbone": describe_backbone(model), "filters": num_filters(model), "gate": None}
+    return write_model(folder, model.state_dict(), described)
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """The model in ``folder``: a :class:`GatedModel`, or a plain one if it was saved without gates.
 
     Args:
-        model: the plain model, needed if it is not one of cofire's backbones; a copy of it is filled.
+        model: the plain model, needed if it is not one of cofire's backbones; a copy of it is filled. It may be as
+            wide as it was before pruning.
     """
     folder = Path(folder)
     config = read_json(folder / "config.json")
@@ -41,7 +44,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         found = config.get("format") if isinstance(config, Mapping) else config
         raise FileError(f"{folder / 'config.json'} must have format {MODEL_FORMAT!r}, got {found!r}")
     try:
-        loaded = rebuild(config, model, str(folder))
+        loaded = rebuild(config, model, tensors, str(folder))
     except CofireError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -50,14 +53,16 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     return loaded.eval()
 
 
-def rebuild(config: Mapping[str, Any], model: nn.Module | None, where: str) -> nn.Module:
-    """A model with the structure that ``config`` describes and fresh weights."""
+def rebuild(config: Mapping[str, Any], model: nn.Module | None, tensors: Mapping[str, Tensor], where: str) -> nn.Module:
+    """A model with the structure that ``config`` describes, as wide as ``tensors``, and fresh weights."""
     if model is None:
         if config["backbone"] is None:
             raise ConfigError(
                 f"{where} holds a model that is not one of cofire's backbones: pass it, load(path, model=...)"
             )
         model = create_backbone(config["backbone"]["name"], **config["backbone"]["args"])
+    if config.get("filters", num_filters(model)) != num_filters(model):  # it was pruned
+        model = _narrowed(model, tensors)
     if config["gate"] is None:
         return copy.deepcopy(model)
     groups = set(config["groups"])
@@ -68,6 +73,29 @@ def rebuild(config: Mapping[str, Any], model: nn.Module | None, where: str) -> n
         raise FileError(f"{where}: the model has no units {sorted(groups - set(gated.gates))}; is it the right one?")
     gated.threshold = config["threshold"]
     return gated
+
+
+def _narrowed(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A copy with layers cut to the width they have in ``tensors``; `fill` reports what still does not fit."""
+    model = copy.deepcopy(model)
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+        for name, tensor in own.items():
+            wanted = tensors.get(prefix + name, tensor).shape
+            if len(wanted) == tensor.ndim and any(map(int.__lt__, wanted, tensor.shape)):
+                resized = tensor.detach().new_empty(wanted)
+                parameter = isinstance(tensor, nn.Parameter)
+                setattr(module, name, nn.Parameter(resized, tensor.requires_grad) if parameter else resized)
+        if isinstance(module, nn.Conv2d):
+            if module.groups == module.in_channels == module.out_channels:
+                module.groups = len(module.weight)
+            module.out_channels, module.in_channels = len(module.weight), module.weight.shape[1] * module.groups
+        elif isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, _NormBase) and module.weight is not None:
+            module.num_features = len(module.weight)
+    return model
 
 
 def gate_config_from(table: Mapping[str, Any], where: str) -> GateConfig:

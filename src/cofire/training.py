@@ -28,7 +28,7 @@ from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
 from cofire.files import read_json, read_tensors, write_json, write_tensors
-from cofire.gating import GatedModel, describe_backbone, mask_loss
+from cofire.gating import GatedModel, describe_backbone, mask_loss, num_filters
 from cofire.persistence import fill
 from cofire.runlog import RunLog
 from cofire.strict import check, differences, unstructure
@@ -335,6 +335,7 @@ class _Run:
             {
                 "recipe": self.recipe,
                 "model": self.plain.describe() if isinstance(self.plain, GatedModel) else describe_backbone(self.plain),
+                "filters": num_filters(self.plain),
                 "data": _described(self.train),
                 "steps_per_epoch": self.steps_per_epoch,
             }

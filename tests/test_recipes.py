@@ -23,6 +23,7 @@ from cofire.experiment import (
     read_sets,
     train_experiment,
 )
+from cofire.pruning import prune_types
 
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 SHAPES = {"cifar10": (3, 32, 32), "digits": (1, 8, 8), "synthetic": (3, 32, 32)}
@@ -276,3 +277,44 @@ def test_a_threshold_needs_gates(tmp_path: Path) -> None:
     train_experiment(parse_experiment(tiny(gate=None)), tmp_path)
     with pytest.raises(ConfigError, match="threshold: this run has no gates"):
         eval_run(tmp_path, threshold=0.5)
+
+
+# Recipes of static methods
+
+
+@pytest.mark.parametrize("method", sorted(prune_types()))
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_recipe_can_prune_and_its_figures_count_from_the_whole_network(
+    method: str, gated: bool, tmp_path: Path
+) -> None:
+    table = tiny(prune={"type": method, "macs": 0.6}, **({} if gated else {"gate": None}))
+    experiment = parse_experiment(table)
+    assert parse_experiment(json.loads(json.dumps(as_table(experiment)))) == experiment
+    result = train_experiment(experiment, tmp_path / "run")
+    saved = result["test"]["reduction"]["executed"]
+    assert saved >= 0.4 if gated else saved == pytest.approx(0.4, abs=0.01)
+    assert eval_run(tmp_path / "run").to_json() == result["test"]
+    assert train_experiment(experiment, tmp_path / "run") == result
+
+
+def test_a_pruned_run_does_not_serve_as_dense_weights(tmp_path: Path) -> None:
+    train_experiment(parse_experiment(tiny(prune={"type": "L1", "macs": 0.6}, gate=None)), tmp_path / "run")
+    on_top = parse_experiment(tiny(backbone={"name": "resnet8_digits", "weights": str(tmp_path / "run")}))
+    with pytest.raises(ConfigError, match=r"must hold a dense .* got a pruned one"):
+        build_model(on_top, read_sets(on_top))
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"type": "L1", "macs": 0.5, "seed": 1}, r"unknown key in \[prune\]: 'seed'; known: allocation, macs"),
+        ({"type": "L1"}, r"\[prune\] must have the key 'macs'"),
+        ({"type": "L2", "macs": 0.5}, "unknown prune type 'L2'; known: L1, Taylor, Uniform"),
+        ({"macs": 0.5}, r"\[prune\] must be a table with the key 'type', one of"),
+        ({"type": "L1", "macs": 2}, "must be in"),
+        (3, r"\[prune\] must be a table"),
+    ],
+)
+def test_what_is_wrong_in_a_prune_table_is_named(table: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        parse_experiment(tiny(prune=table))

@@ -83,14 +83,16 @@ def bar(share: float, width: int = 20) -> str:
     return "█" * full + "░" * (width - full)
 
 
-def evaluate(model: nn.Module, loader: AnyLoader, *, text: str = "evaluating") -> Report:
+def evaluate(model: nn.Module, loader: AnyLoader, *, text: str = "evaluating", dense_macs: int | None = None) -> Report:
     """Accuracy and cost of ``model``, gated or plain, in eval mode.
 
     Args:
         loader: labelled batches (x_BCHW, label_B).
         text: what the progress bar says; empty for none.
+        dense_macs: what reductions are shares of. Default: the model's own MACs with nothing switched off; for a pruned
+            model those of the network it was cut from are of more interest.
     """
-    sums = _Sums(model)
+    sums = _Sums(model, dense_macs)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for x_BCHW, label_B in feed(loader, text):
         if label_B is None:
@@ -109,8 +111,8 @@ def check_labels(label_B: Tensor, classes: int) -> None:
 class _Sums:
     """Sums over batches, so that memory does not grow with the set."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, whole: int | None) -> None:
+        self.model, self.whole = model, whole
         self.n = 0
         self.sums: dict[Any, float] = defaultdict(float)
         self.classes: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
@@ -127,15 +129,16 @@ class _Sums:
         self.sums["top5"] += float(hit.any(1).sum())
         self.sums["loss"] += float(F.cross_entropy(logits_BK.float(), label_B, reduction="sum"))
         batch_cost = self._cost(x_BCHW)
-        self.dense_macs = batch_cost.dense_total
-        for column in COLUMNS:
-            saved_B = batch_cost.reduction(column).expand(len(x_BCHW))
+        self.dense_macs = self.whole or batch_cost.dense_total
+        saved = {column: 1 - batch_cost.total(column).double() / self.dense_macs for column in COLUMNS}
+        for column, share_B in saved.items():
+            saved_B = share_B.expand(len(x_BCHW))
             self.sums["reduction", column] += float(saved_B.sum())
             self.sums["square", column] += float(saved_B.square().sum())
-        saved_B = batch_cost.reduction("executed").expand(len(x_BCHW))
-        for label, right, saved in zip(label_B.tolist(), hit[:, 0].tolist(), saved_B.tolist(), strict=True):
+        saved_B = saved["executed"].expand(len(x_BCHW))
+        for label, right, share in zip(label_B.tolist(), hit[:, 0].tolist(), saved_B.tolist(), strict=True):
             counts = self.classes[label]
-            counts[:] = counts[0] + 1, counts[1] + right, counts[2] + saved
+            counts[:] = counts[0] + 1, counts[1] + right, counts[2] + share
         self.n += len(x_BCHW)
 
     def _forward(self, x_BCHW: Tensor) -> Tensor:

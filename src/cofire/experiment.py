@@ -1,4 +1,4 @@
-"""A recipe file: data, backbone, gate and training of one run in one TOML table; and the verbs that carry it out."""
+"""A recipe file: data, backbone, method and training of one run in one TOML table; and the verbs that carry it out."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from cofire import data, signatures
 from cofire.backbones import create_backbone
+from cofire.cost import cost
 from cofire.data.images import Augment, Images, Loader
 from cofire.errors import ConfigError, FileError, unknown
 from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
@@ -21,10 +22,11 @@ from cofire.evaluation import Report, evaluate
 from cofire.files import read_json, write_json
 from cofire.gates.base import GateConfig, gate_types
 from cofire.gates.ftwt import FTWT
-from cofire.gating import GatedModel, describe_backbone, gate
+from cofire.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.graph import trace
 from cofire.persistence import load, save
 from cofire.provenance import provenance
+from cofire.pruning import PruneConfig, prune, prune_types
 from cofire.runtime.engine import Engine, normalised
 from cofire.runtime.lowering import lower
 from cofire.strict import differences, override, structure, unstructure
@@ -86,13 +88,16 @@ class SignaturePart:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything a run needs. ``gate = None`` trains the plain backbone."""
+    """Everything a run needs. ``prune`` takes filters out first, then ``gate`` adds gates; without both the plain
+    backbone is trained.
+    """
 
     name: str
     data: DataPart
     backbone: BackbonePart
     gate: GateConfig | None
     train: Recipe
+    prune: PruneConfig | None = None
     signature: SignaturePart | None = None
 
     def __post_init__(self) -> None:
@@ -141,6 +146,7 @@ def parse_experiment(table: Mapping[str, Any]) -> Experiment:
         data=structure(DataPart, parts["data"], "[data]"),
         backbone=structure(BackbonePart, parts["backbone"], "[backbone]"),
         gate=_gate_config(parts["gate"]) if parts.get("gate") is not None else None,
+        prune=_prune_config(parts["prune"]) if parts.get("prune") is not None else None,
         train=structure(Recipe, parts.get("train", {}), "[train]"),
         signature=structure(SignaturePart, signature, "[signature]") if signature is not None else None,
     )
@@ -149,8 +155,9 @@ def parse_experiment(table: Mapping[str, Any]) -> Experiment:
 def as_table(experiment: Experiment) -> dict[str, Any]:
     """The experiment in full, as ``parse_experiment`` reads it."""
     table: dict[str, Any] = unstructure(experiment)
-    if experiment.gate is not None:
-        table["gate"] = {"type": type(experiment.gate).__name__, **table["gate"]}
+    for part, config in (("gate", experiment.gate), ("prune", experiment.prune)):
+        if config is not None:
+            table[part] = {"type": type(config).__name__, **table[part]}
     return table
 
 
@@ -166,6 +173,15 @@ def _gate_config(table: Any) -> GateConfig:
     return structure(types[kind], {**types[kind].presets[preset], **fields}, "[gate]")
 
 
+def _prune_config(table: Any) -> PruneConfig:
+    if not isinstance(table, Mapping) or "type" not in table:
+        raise ConfigError(f"[prune] must be a table with the key 'type', one of {sorted(prune_types())}, got {table!r}")
+    fields, types = dict(table), prune_types()
+    if (kind := fields.pop("type")) not in types:
+        raise unknown("prune type", str(kind), types)
+    return structure(types[kind], fields, "[prune]")
+
+
 def read_sets(experiment: Experiment) -> Sets:
     """Training, validation and test images."""
     part = experiment.data
@@ -179,21 +195,25 @@ def read_sets(experiment: Experiment) -> Sets:
 
 
 def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
-    """The plain backbone with its weights, fresh ones drawn from the seed."""
+    """The plain backbone with its weights, fresh ones drawn from the seed; pruned if the experiment says so."""
     part = experiment.backbone
     torch.manual_seed(experiment.train.seed)
     weights = Path(part.weights) if part.weights else None
-    args = {"num_classes": len(sets.train.classes), **part.args}
+    args = {"num_classes": len(sets.test.classes), **part.args}
     if weights is not None and weights.is_dir():
-        wanted = describe_backbone(create_backbone(part.name, **args))
-        model = load(weights)
-        if isinstance(model, GatedModel) or describe_backbone(model) != wanted:
-            found = "a gated model" if isinstance(model, GatedModel) else describe_backbone(model)
+        fresh = create_backbone(part.name, **args)
+        wanted, model = describe_backbone(fresh), load(weights)
+        pruned = num_filters(model) != num_filters(fresh)
+        if isinstance(model, GatedModel) or pruned or describe_backbone(model) != wanted:
+            kind = "a gated model" if isinstance(model, GatedModel) else describe_backbone(model)
+            found = "a pruned one" if describe_backbone(model) == wanted else kind
             raise ConfigError(f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}")
     else:
         model = create_backbone(part.name, weights=weights, **args)
     trace(model, _shape(sets))  # raises if the images do not fit
-    return model
+    if experiment.prune is None:
+        return model
+    return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=_shape(sets))
 
 
 def build_gated(experiment: Experiment, sets: Sets) -> nn.Module:
@@ -218,12 +238,25 @@ def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
         signature = signatures.uniform(model, config, part.keep, _shape(sets))
     elif part.kind == "taylor":
         assert part.macs is not None
-        images = sets.train.take(slice(0, 2000)).loader(experiment.data.batch_size)
+        images = _ranking_images(experiment, sets)
         signature = signatures.taylor(model, config, images, macs=part.macs, input_shape=_shape(sets))
     else:
         assert part.path is not None
         signature = signatures.read(part.path)
     return dataclasses.replace(config, signature=signature)
+
+
+def _ranking_images(experiment: Experiment, sets: Sets) -> Loader:
+    """What filters are ranked on."""
+    return sets.train.take(slice(0, 2000)).loader(experiment.data.batch_size)
+
+
+def _whole_macs(experiment: Experiment, sets: Sets) -> int | None:
+    """MACs of the backbone before pruning; None where nothing is pruned."""
+    if experiment.prune is None:
+        return None
+    args = {"num_classes": len(sets.test.classes), **experiment.backbone.args}
+    return cost(trace(create_backbone(experiment.backbone.name, **args), _shape(sets)), {}).dense_total
 
 
 def _training_images(experiment: Experiment, sets: Sets, images: int) -> Loader:
@@ -277,7 +310,7 @@ def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
         write_json(table_path, table)
     fitted = fit(model, loader, recipe, val=val, out=out)
     if main:
-        report = evaluate(model, sets.test.loader(part.eval_batch_size), text="testing")
+        report = _tested(model, experiment, sets, "testing")
         save(model, out)
         write_json(result_path, _result(table, origin, fitted, report, sets))
     processes().wait_for_everyone()
@@ -294,7 +327,12 @@ def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:
         if not isinstance(model, GatedModel):
             raise ConfigError("threshold: this run has no gates")
         model.threshold = threshold
-    return evaluate(model, sets.test.loader(experiment.data.eval_batch_size))
+    return _tested(model, experiment, sets, "evaluating")
+
+
+def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> Report:
+    loader = sets.test.loader(experiment.data.eval_batch_size)
+    return evaluate(model, loader, text=text, dense_macs=_whole_macs(experiment, sets))
 
 
 def compile_run(run: str | Path) -> Engine:

@@ -321,7 +321,7 @@ def test_synthetic_images_are_deterministic_and_learnable():
 
 
 def test_sources_are_found_by_name():
-    assert data.list_sources() == ["cifar10", "digits", "synthetic"]
+    assert data.list_sources() == ["cifar10", "cifar100", "digits", "pictures", "synthetic"]
     train, test = data.source("synthetic", train=30, test=10, shape=[1, 4, 4], classes=2)
     assert (len(train), len(test)) == (30, 10)
     assert train.pixels_NCHW.shape[1:] == (1, 4, 4)
@@ -329,6 +329,8 @@ def test_sources_are_found_by_name():
         data.source("cifar")
     with pytest.raises(ConfigError, match="argument of data source 'synthetic': 'clases'; did you mean 'classes'"):
         data.source("synthetic", clases=3)
+    with pytest.raises(ConfigError, match="data source 'pictures' must be given test"):
+        data.source("pictures", train="somewhere")
     with pytest.raises(ConfigError, match="train and test must be at least 1"):
         data.source("synthetic", test=0)
     with pytest.raises(ConfigError, match="must be at least 1, got n=0"):

@@ -26,7 +26,7 @@ from cofire.experiment import (
 from cofire.pruning import prune_types
 
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
-SHAPES = {"cifar10": (3, 32, 32), "digits": (1, 8, 8), "synthetic": (3, 32, 32)}
+SHAPES = {"cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "digits": (1, 8, 8), "synthetic": (3, 32, 32)}
 
 TINY: dict[str, Any] = {
     "data": {"name": "synthetic", "batch_size": 8, "args": {"train": 24, "test": 8, "shape": [1, 8, 8]}},

@@ -10,7 +10,8 @@ The files, in the data's way; each imports only from files above it:
         images.py        images in memory, and the batches they are fed in
         feeding.py       any loader -> checked batches
         decoding.py      encoded pictures -> pixels
-        sources.py       digits, CIFAR-10, folders, synthetic images
+        archives.py      the original archives of CIFAR -> files of pixels
+        sources.py       digits, CIFAR, folders, synthetic images
     backbones/
         registry.py      create_backbone, list_backbones, load_weights
         vgg.py           VGG 11 to 19, CIFAR and ImageNet

@@ -208,14 +208,18 @@ def info(
 
 @app.command(name="data")
 def prepare(
-    name: Annotated[str | None, typer.Argument(help="Set to read and check; nothing: list them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Set to prepare, read and check; nothing: list them.")] = None,
+    origin: Annotated[
+        Path | None,
+        typer.Option("--from", help="The original archive or its unpacked folder; else it is downloaded."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The data sets cofire knows; with a name, read it once so that later runs start at once."""
+    """The data sets cofire knows; with a name, bring it into the data folder (COFIRE_DATA) and check it."""
     if name is None:
         _show(as_json, data.list_sources(), "\n".join(data.list_sources()))
         return
-    sets = data.source(name)
+    sets = data.prepare(name, origin)
     described = [{"name": s.name, "n": len(s), "shape": list(s.pixels_NCHW.shape[1:])} for s in sets]
     _show(as_json, described, "\n".join(map(repr, sets)))
 

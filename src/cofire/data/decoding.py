@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -58,18 +58,22 @@ def cache_root() -> Path:
     return Path.home() / ".cache" / "cofire"
 
 
-def decode(pictures: Sequence[tuple[str, Path | bytes]], size: int, fit: Fit) -> Tensor:
-    """Pixels of encoded pictures, uint8 (N, 3, size, size).
+def decode(
+    pictures: Sequence[tuple[str, Path | bytes]], size: int, fit: Fit, unreadable: Literal["error", "skip"] = "error"
+) -> tuple[Tensor, Tensor]:
+    """Pixels of encoded pictures, uint8 (N, 3, size, size), and which of them they are, int64 (N,).
 
     Args:
         pictures: for each, what errors call it, and its file or its bytes.
         size: height and width that ``fit`` gives, at least 1.
         fit: brings one RGB picture to size x size.
+        unreadable: ``skip`` leaves out pictures that cannot be read, with a warning that counts and names them.
     """
     if size < 1:
         raise ConfigError(f"size of pictures must be at least 1, got {size}")
     pillow = require("PIL.Image", package="pillow", extra="data")
     pixels_NCHW = np.empty((len(pictures), 3, size, size), dtype=np.uint8)
+    readable = torch.ones(len(pictures), dtype=torch.bool)
     console = Console(stderr=True)
     # One thread: Pillow holds the interpreter's lock while it decodes WebP, so that two take longer than one.
     shown = track(pictures, "decoding", console=console, transient=True, disable=not console.is_terminal)
@@ -79,8 +83,14 @@ def decode(pictures: Sequence[tuple[str, Path | bytes]], size: int, fit: Fit) ->
             with pillow.open(file, formats=FORMATS) as image:
                 pixels_NCHW[n] = np.asarray(fit(_rgb(image))).transpose(2, 0, 1)
         except Exception as error:  # each of Pillow's decoders has its own: OSError, SyntaxError, ...
-            raise DataError(f"picture {name} cannot be read: {error}") from error
-    return torch.from_numpy(pixels_NCHW)
+            if unreadable == "error":
+                raise DataError(f"picture {name} cannot be read: {error}") from error
+            readable[n] = False
+    if skipped := [pictures[n][0] for n in (~readable).nonzero().flatten().tolist()]:
+        logger.warning("%d of %d pictures cannot be read and are left out: %s", len(skipped), len(pictures), skipped)
+    row_N = readable.nonzero().flatten()
+    decoded = torch.from_numpy(pixels_NCHW)
+    return decoded[row_N] if skipped else decoded, row_N
 
 
 def centre(image: Image, size: int, shorter: int) -> Image:
@@ -119,7 +129,7 @@ def read_parquet(path: Path, size: int, fit: Fit) -> Decoded:
         hint = "must be Parquet with columns image{bytes, path} and label"
         raise FileError(f"{path} {hint}: {error}") from error
     label_N = torch.tensor(labels, dtype=torch.int64)
-    return decode(pictures, size, fit), label_N, tuple(str(name) for name in classes)
+    return decode(pictures, size, fit)[0], label_N, tuple(str(name) for name in classes)
 
 
 def read_parquet_once(path: Path, size: int, fit: Fit, prefix: str) -> Decoded:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
+from cofire.data.archives import ARCHIVES, read_prepared
+from cofire.data.archives import prepare as prepare_archive
 from cofire.data.decoding import cache_root, centre, decode, exactly, read_parquet, read_parquet_once, require
 from cofire.data.images import Images
 from cofire.errors import ConfigError, DataError, FileError, unknown
@@ -42,39 +46,70 @@ def cifar10(
 ) -> tuple[Images, Images]:
     """CIFAR-10 as (train, test): 50,000 and 10,000 colour images of 32x32, 10 classes.
 
-    Reads ``cifar10/train.parquet`` and ``cifar10/test.parquet`` below ``root``. Decoding takes some seconds
-    and is done once: the pixels are kept in ``~/.cache/cofire``.
+    Reads what ``cofire data cifar10`` made, or else ``train.parquet`` and ``test.parquet``, in the folder ``cifar10``
+    below ``root``. Decoding Parquet takes some seconds and is done once: the pixels are kept in ``~/.cache/cofire``.
 
     Args:
-        root: the data folder. Default: $COFIRE_DATA, else ``../shared/data`` if there is one, else
+        root: the data folder. Default: $COFIRE_DATA, else ``../shared/data`` if it has the set, else
             ``~/.cache/cofire``.
         mean: of the normalisation, one value per channel.
         std: of the normalisation, one value per channel.
     """
-    home = _data_root(root) / "cifar10"
-    missing = [name for name in ("train.parquet", "test.parquet") if not (home / name).is_file()]
-    if missing:
+    return _cifar("cifar10", root, mean, std)
+
+
+def cifar100(
+    root: str | Path | None = None, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD
+) -> tuple[Images, Images]:
+    """CIFAR-100 as (train, test): 50,000 and 10,000 colour images of 32x32, 100 (fine) classes; as `cifar10`."""
+    return _cifar("cifar100", root, mean, std)
+
+
+def _cifar(
+    name: str, root: str | Path | None, mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[Images, Images]:
+    home = _home(name, root)
+    ready = all((home / f"{part}.safetensors").is_file() for part in ("train", "test"))
+    missing = [part for part in ("train.parquet", "test.parquet") if not (home / part).is_file()]
+    if missing and not ready:
         raise FileError(
-            f"CIFAR-10 not found: {home} has no {' and no '.join(missing)}. The form understood is these two "
-            f"Parquet files, with columns image{{bytes, path}} and label; "
-            f"root= or the variable COFIRE_DATA names the folder that holds cifar10/"
+            f"{name} not found: {home} has no {' and no '.join(missing)}, with columns image{{bytes, path}} and label, "
+            f"nor what `cofire data {name}` makes of the original archive; root= or the variable COFIRE_DATA names the "
+            f"folder that holds {name}/"
         )
 
-    def part(name: str) -> Images:
-        decoded = read_parquet_once(
-            home / f"{name}.parquet", size=32, fit=lambda image: exactly(image, 32), prefix="cifar10"
-        )
-        pixels_NCHW, label_N, classes = decoded
+    def part(part: str) -> Images:
+        if ready:
+            pixels_NCHW, label_N, classes = read_prepared(home / f"{part}.safetensors")
+        else:
+            path = home / f"{part}.parquet"
+            pixels_NCHW, label_N, classes = read_parquet_once(path, 32, lambda image: exactly(image, 32), prefix=name)
         return Images(
-            pixels_NCHW=pixels_NCHW,
-            label_N=label_N,
-            classes=classes,
-            mean=mean,
-            std=std,
-            name=f"cifar10 {name}",
+            pixels_NCHW=pixels_NCHW, label_N=label_N, classes=classes, mean=mean, std=std, name=f"{name} {part}"
         )
 
     return part("train"), part("test")
+
+
+def prepare(name: str, origin: str | Path | None = None, root: str | Path | None = None) -> tuple[Images, Images]:
+    """The (train, test) images of a source, brought into the data folder first if they are not there.
+
+    Args:
+        name: one of `list_sources`.
+        origin: of CIFAR, the original archive or a folder with its files; by default it is downloaded.
+        root: the data folder, as in `cifar10`.
+
+    Raises:
+        FileError: no network, a damaged archive, ...; nothing half-written stays.
+    """
+    if name not in ARCHIVES:
+        if origin is not None:
+            raise ConfigError(f"{name} comes with the library; only {' and '.join(ARCHIVES)} are prepared from files")
+        return source(name)
+    home = _home(name, root)
+    if origin is not None or not any(home.glob("train.*")):
+        prepare_archive(name, home, origin)
+    return source(name, root=str(home.parent))
 
 
 def imagenet_parquet(
@@ -102,6 +137,7 @@ def folder(
     root: str | Path,
     size: int = 224,
     labelled: bool = True,
+    unreadable: Literal["error", "skip"] = "error",
     mean: tuple[float, ...] = MEAN,
     std: tuple[float, ...] = STD,
 ) -> Images:
@@ -115,6 +151,7 @@ def folder(
             classes 0, 1, ...; without, any pictures at any depth.
         size: height and width of the result, at least 1.
         labelled: whether folders are classes.
+        unreadable: ``skip`` leaves damaged pictures out, with a warning that counts and names them.
         mean: of the normalisation, one value per channel.
         std: of the normalisation, one value per channel.
     """
@@ -135,14 +172,53 @@ def folder(
         pictures += [(str(file), file) for file in files]
         labels += [label] * len(files)
     shorter = round(size * 256 / 224)
+    pixels_NCHW, row_N = decode(pictures, size, lambda image: centre(image, size, shorter), unreadable)
     return Images(
-        pixels_NCHW=decode(pictures, size, lambda image: centre(image, size, shorter)),
-        label_N=torch.tensor(labels) if labelled else None,
+        pixels_NCHW=pixels_NCHW,
+        label_N=torch.tensor(labels)[row_N] if labelled else None,
         classes=tuple(group.name for group in groups) if labelled else (),
         mean=mean,
         std=std,
         name=root.resolve().name,
     )
+
+
+def pictures(
+    train: str | Path,
+    test: str | Path,
+    size: int = 224,
+    labelled: bool = True,
+    unreadable: Literal["error", "skip"] = "error",
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
+) -> tuple[Images, Images]:
+    """(train, test) from two places, each a folder of class folders (`folder`) or a Parquet file (`imagenet_parquet`).
+
+    Args:
+        train: with ``labelled=False`` the pictures count as unlabelled and may lie at any depth: enough for estimating
+            and for training heads alone.
+        test: labelled; says what the classes are.
+        unreadable: of pictures in folders, as in `folder`.
+        size, mean, std: as in `folder`.
+    """
+
+    def read(place: str | Path, labelled: bool) -> Images:
+        place = Path(place).expanduser()
+        if place.suffix == ".parquet":
+            return imagenet_parquet(place, size, mean, std)
+        return folder(place, size, labelled, unreadable, mean, std)
+
+    tested, trained = read(test, labelled=True), read(train, labelled)
+    if not labelled:
+        return dataclasses.replace(trained, label_N=None, classes=tested.classes), tested
+    if trained.classes != tested.classes:
+        lacks = {
+            str(train): sorted(set(tested.classes) - set(trained.classes)),
+            str(test): sorted(set(trained.classes) - set(tested.classes)),
+        }
+        told = "; ".join(f"{place} lacks {', '.join(names[:5])}" for place, names in lacks.items() if names)
+        raise DataError(f"train and test must have the same classes, but {told or 'their order differs'}")
+    return trained, tested
 
 
 def synthetic(n: int, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, seed: int = 0) -> Images:
@@ -190,7 +266,9 @@ def _synthetic_pair(
 
 _SOURCES: dict[str, Callable[..., tuple[Images, Images]]] = {
     "cifar10": cifar10,
+    "cifar100": cifar100,
     "digits": digits,
+    "pictures": pictures,
     "synthetic": _synthetic_pair,
 }
 
@@ -200,8 +278,9 @@ def source(name: str, **arguments: object) -> tuple[Images, Images]:
 
     Args:
         name: one of `list_sources`.
-        arguments: of the source: ``root``, ``mean``, ``std`` for cifar10; ``train``, ``test`` (numbers of
-            images), ``shape``, ``classes``, ``seed`` for synthetic; none for digits. Lists count as tuples.
+        arguments: of the source: ``root``, ``mean``, ``std`` for cifar10 and cifar100; those of `pictures`; ``train``,
+            ``test`` (numbers of images), ``shape``, ``classes``, ``seed`` for synthetic; none for digits. Lists count
+            as tuples.
     """
     if name not in _SOURCES:
         raise unknown("data source", name, _SOURCES)
@@ -209,6 +288,9 @@ def source(name: str, **arguments: object) -> tuple[Images, Images]:
     for argument in arguments:
         if argument not in known:
             raise unknown(f"argument of data source {name!r}:", argument, known)
+    for argument, parameter in known.items():
+        if parameter.default is inspect.Parameter.empty and argument not in arguments:
+            raise ConfigError(f"data source {name!r} must be given {argument}")
     return _SOURCES[name](**{k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()})
 
 
@@ -217,12 +299,12 @@ def list_sources() -> list[str]:
     return sorted(_SOURCES)
 
 
-def _data_root(root: str | Path | None) -> Path:
-    named = root or os.environ.get("COFIRE_DATA")
-    if named:
-        return Path(named).expanduser()
-    beside = Path("..") / "shared" / "data"
-    return beside.resolve() if beside.is_dir() else cache_root()
+def _home(name: str, root: str | Path | None) -> Path:
+    """The folder of a set."""
+    if named := root or os.environ.get("COFIRE_DATA"):
+        return Path(named).expanduser() / name
+    beside = Path("..") / "shared" / "data" / name
+    return beside.resolve() if beside.is_dir() else cache_root() / name
 
 
 def _is_picture(path: Path) -> bool:

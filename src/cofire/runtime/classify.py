@@ -46,7 +46,7 @@ def classify(engine: Engine, picture: Path, threads: int, top: int) -> Answer:
             f"pictures need a program with square inputs of 1 or 3 channels and a vector as output, got "
             f"{engine.input_shape} -> {engine.program.output_shape}; call the engine from Python instead"
         )
-    pixels = decode([(str(picture), picture)], height, lambda image: centre(image, height, height))
+    pixels, _ = decode([(str(picture), picture)], height, lambda image: centre(image, height, height))
     x = (pixels.float() / 255).numpy()
     x = x if channels == 3 else x.mean(axis=1, keepdims=True)
     seconds = []

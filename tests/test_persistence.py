@@ -104,7 +104,9 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
 
 def any_ftwt() -> st.SearchStrategy[FTWT]:
     hints = get_type_hints(FTWT)
-    return st.builds(FTWT, **{field.name: any_value(hints[field.name]) for field in dataclasses.fields(FTWT)})
+    values = {field.name: any_value(hints[field.name]) for field in dataclasses.fields(FTWT)}
+    without_bias = {**values, "bias": st.just(False), "open_bias": st.just(0.0)}
+    return st.builds(FTWT, **{**values, "bias": st.just(True)}) | st.builds(FTWT, **without_bias)
 
 
 @given(any_ftwt())

@@ -530,7 +530,7 @@ def test_heads_only_training_needs_a_gated_model() -> None:
         ({"head_lr": math.nan}, "Recipe.head_lr must be a number >= 0, got nan"),
         ({"milestones": (-1, 3)}, "must be epochs >= 0"),
         ({"freeze_heads": -1}, "must be epochs >= 0"),
-        ({"schedule": "cosin"}, "Recipe.schedule must be one of 'steps', 'cosine', got 'cosin'"),
+        ({"schedule": "cosin"}, "Recipe.schedule must be one of 'steps', 'cosine', 'one-cycle', got 'cosin'"),
         ({"train": "head"}, "Recipe.train must be one of 'all', 'heads', got 'head'"),
     ],
 )

@@ -25,7 +25,7 @@ The files, in the data's way; each imports only from files above it:
     placement.py         Graph -> its units, by the rules
     cost.py              Graph + masks -> MACs, in three columns
     targets.py           activations -> which filters should fire
-    losses.py            logits + targets -> loss
+    losses.py            logits + what they should be -> loss
     heads.py             a unit's input -> logits
     gates/
         base.py          what a gate is; the registry of methods
@@ -59,7 +59,9 @@ The files, in the data's way; each imports only from files above it:
     evaluation.py        evaluate() -> Report
     runlog.py            the log of a run, one JSON object per line
     checkpoints.py       a run's state on disk
-    training.py          fit(), Recipe
+    recipe.py            Recipe: how to train
+    averaging.py         a moving average of weights
+    training.py          fit()
     provenance.py        machine, versions, commit of a number
     experiment.py        a recipe file, and the verbs that carry it out
     demo.py              the whole method on digits
@@ -108,8 +110,9 @@ from cofire.graph import Graph, trace
 from cofire.persistence import load, save
 from cofire.provenance import version as _version
 from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
+from cofire.recipe import Recipe
 from cofire.runtime.engine import Engine, compile, load_program
-from cofire.training import FitResult, Recipe, fit
+from cofire.training import FitResult, fit
 from cofire.units import Placement, Unit, Units
 
 __version__ = _version()

@@ -29,19 +29,25 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
-def capture(step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Checkpoint:
-    """The model's weights and the optimiser's buffers at this moment."""
+def capture(
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    averages: Mapping[str, Tensor],
+) -> Checkpoint:
+    """The model's weights, the optimiser's buffers and averages of weights at this moment."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, buffers in optimizer.state_dict()["state"].items():
         for name, value in buffers.items():
             if isinstance(value, Tensor):
                 tensors[f"optimizer.{index}.{name}"] = value
-    return Checkpoint(step, tensors, state)
+    return Checkpoint(step, {**tensors, **{f"average.{name}": tensor for name, tensor in averages.items()}}, state)
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's tensors back; learning rates are the schedule's business."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Put a checkpoint's tensors back, and return its averages; learning rates are the schedule's business."""
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
     for key, tensor in checkpoint.tensors.items():
         part, _, name = key.partition(".")
         parts[part][name] = tensor
@@ -51,6 +57,8 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Opt
         index, _, name = key.partition(".")
         buffers.setdefault(int(index), {})[name] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": buffers})
+    device = next(model.parameters()).device
+    return {name: tensor.to(device) for name, tensor in parts["average"].items()}
 
 
 class CheckpointFolder:

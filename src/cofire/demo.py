@@ -21,8 +21,9 @@ from cofire.gates.ftwt import FTWT
 from cofire.gating import gate
 from cofire.persistence import save
 from cofire.provenance import provenance
+from cofire.recipe import Recipe
 from cofire.text import percent
-from cofire.training import Recipe, fit
+from cofire.training import fit
 
 _SHOWN_RATIOS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 

@@ -27,10 +27,11 @@ from cofire.graph import trace
 from cofire.persistence import load, save
 from cofire.provenance import provenance
 from cofire.pruning import PruneConfig, prune, prune_types
+from cofire.recipe import Recipe
 from cofire.runtime.engine import Engine, normalised
 from cofire.runtime.lowering import lower
 from cofire.strict import differences, override, structure, unstructure
-from cofire.training import FitResult, Recipe, fit, processes
+from cofire.training import FitResult, fit, processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,8 @@ class Experiment:
             raise ConfigError('[data] val = "test" would select on the test set; use it with [train] select = "last"')
         if self.signature is not None and not isinstance(self.gate, FTWT):
             raise ConfigError("[signature] needs a [gate] of type FTWT")
+        if self.train.distill and self.backbone.weights is None:
+            raise ConfigError("[train] distill learns from the dense model: it needs [backbone] weights")
 
 
 @dataclass(frozen=True)
@@ -196,6 +199,13 @@ def read_sets(experiment: Experiment) -> Sets:
 
 def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
     """The plain backbone with its weights, fresh ones drawn from the seed; pruned if the experiment says so."""
+    model = _whole_model(experiment, sets)
+    if experiment.prune is None:
+        return model
+    return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=_shape(sets))
+
+
+def _whole_model(experiment: Experiment, sets: Sets) -> nn.Module:
     part = experiment.backbone
     torch.manual_seed(experiment.train.seed)
     weights = Path(part.weights) if part.weights else None
@@ -211,9 +221,7 @@ def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
     else:
         model = create_backbone(part.name, weights=weights, **args)
     trace(model, _shape(sets))  # raises if the images do not fit
-    if experiment.prune is None:
-        return model
-    return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=_shape(sets))
+    return model
 
 
 def build_gated(experiment: Experiment, sets: Sets) -> nn.Module:
@@ -308,7 +316,8 @@ def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
     main = processes().is_main_process
     if main:
         write_json(table_path, table)
-    fitted = fit(model, loader, recipe, val=val, out=out)
+    teacher = _whole_model(experiment, sets) if recipe.distill else None
+    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out)
     if main:
         report = _tested(model, experiment, sets, "testing")
         save(model, out)

@@ -6,15 +6,17 @@ same weights, bit for bit, as one that was not (same machine, versions and numbe
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from cofire.averaging import Average
 from cofire.checkpoints import CheckpointFolder, capture, restore
 from cofire.data.feeding import AnyLoader, checked, num_batches, progress
 from cofire.data.images import Batch, Loader
@@ -29,72 +32,11 @@ from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
 from cofire.files import read_json, read_tensors, write_json, write_tensors
 from cofire.gating import GatedModel, describe_backbone, mask_loss, num_filters
+from cofire.losses import distillation
 from cofire.persistence import fill
+from cofire.recipe import Recipe
 from cofire.runlog import RunLog
-from cofire.strict import check, differences, unstructure
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How to train; the defaults are the paper's CIFAR settings for dynamic training.
-
-    Args:
-        epochs: passes over the training set, at least 1.
-        stop_after: end after so many epochs of the schedule; the rest of it is not run.
-        lr, momentum, weight_decay: SGD on the backbone.
-        head_lr, head_weight_decay: SGD on the gates, same momentum.
-        schedule: ``steps`` divides by 10 at each of ``milestones`` (epochs); ``cosine`` falls to 0 step by step.
-        head_schedule: ``same`` as the backbone's, or ``constant``.
-        freeze_heads: epoch from which the gates no longer learn.
-        train: ``all``, or ``heads``: the backbone stays bit-equal, batch-norm statistics included.
-        select: which epoch's weights are kept in the end: ``best`` on the validation set, or the ``last``.
-        precision: ``fp32`` or ``bf16`` autocast.
-        seed: of everything random.
-        checkpoint_steps: steps between checkpoints, besides one after each epoch.
-    """
-
-    epochs: int = 200
-    stop_after: int | None = None
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    head_lr: float = 0.1
-    head_weight_decay: float = 0.0
-    schedule: Literal["steps", "cosine"] = "steps"
-    milestones: tuple[int, ...] = (80, 120, 150)
-    head_schedule: Literal["same", "constant"] = "same"
-    freeze_heads: int | None = None
-    train: Literal["all", "heads"] = "all"
-    select: Literal["best", "last"] = "best"
-    precision: Literal["fp32", "bf16"] = "fp32"
-    seed: int = 0
-    checkpoint_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        check(self)
-        for name in ("epochs", "stop_after", "checkpoint_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"Recipe.{name} must be at least 1, got {value}")
-        for name in ("lr", "head_lr", "momentum", "weight_decay", "head_weight_decay"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"Recipe.{name} must be a number >= 0, got {value}")
-        if min(self.milestones, default=0) < 0 or (self.freeze_heads or 0) < 0:
-            got = f"{self.milestones} and {self.freeze_heads}"
-            raise ConfigError(f"Recipe.milestones and Recipe.freeze_heads must be epochs >= 0, got {got}")
-
-    def factor(self, step: int, steps_per_epoch: int) -> float:
-        """What the learning rate is multiplied with at a step, counted from the start of training."""
-        if self.schedule == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * step / (self.epochs * steps_per_epoch)))
-        return float(0.1 ** sum(step >= milestone * steps_per_epoch for milestone in self.milestones))
-
-    def head_factor(self, step: int, steps_per_epoch: int) -> float:
-        """The same for the gates."""
-        if self.freeze_heads is not None and step >= self.freeze_heads * steps_per_epoch:
-            return 0.0
-        return 1.0 if self.head_schedule == "constant" else self.factor(step, steps_per_epoch)
+from cofire.strict import differences, unstructure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +65,7 @@ def fit(
     recipe: Recipe,
     *,
     val: AnyLoader | None = None,
+    teacher: nn.Module | None = None,
     out: str | Path | None = None,
 ) -> FitResult:
     """Train ``model``, plain or gated, in place.
@@ -131,6 +74,7 @@ def fit(
         train: batches (x_BCHW, label_B) of known number: a cofire ``Loader``, a torch DataLoader, a list. What a
             DataLoader draws from torch's global generator is a function of seed, epoch and step as well.
         val: validation batches; the epoch that does best on them is kept (``recipe.select``).
+        teacher: whose logits the model learns from where ``recipe.distill`` is above 0, e.g. the dense model.
         out: folder for checkpoints and the log ``log.jsonl``. A run found there is resumed; another run's is an
             error. Without it nothing is written.
 
@@ -138,8 +82,11 @@ def fit(
         TrainingError: a loss is not finite.
         FileError: ``out`` belongs to another run, or cannot be written.
     """
+    if (teacher is None) != (recipe.distill == 0):
+        given = "none" if teacher is None else "one"
+        raise ConfigError(f"a teacher goes with Recipe.distill above 0, got distill={recipe.distill} and {given}")
     with _only_learning(model, recipe):
-        return _Run(model, train, recipe, val, Path(out) if out is not None else None).go()
+        return _Run(model, train, recipe, val, teacher, Path(out) if out is not None else None).go()
 
 
 def processes() -> PartialState:
@@ -149,18 +96,28 @@ def processes() -> PartialState:
 
 class _Run:
     def __init__(
-        self, model: nn.Module, train: AnyLoader, recipe: Recipe, val: AnyLoader | None, out: Path | None
+        self,
+        model: nn.Module,
+        train: AnyLoader,
+        recipe: Recipe,
+        val: AnyLoader | None,
+        teacher: nn.Module | None,
+        out: Path | None,
     ) -> None:
         self.recipe, self.train, self.val, self.out = recipe, train, val, out
-        self.steps_per_epoch = _length(train)
+        self.steps_per_epoch = _length(train, recipe.accumulate)
         AcceleratorState._reset_state()  # another fit in this process may have used another precision
         mixed = "bf16" if recipe.precision == "bf16" else "no"
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
+        if recipe.warm_heads and self.accelerator.num_processes > 1:
+            raise ConfigError("Recipe.warm_heads works in one process; with several, train the heads in an earlier run")
         self.plain = model
+        self.teacher = None if teacher is None else copy.deepcopy(teacher).eval().to(self.accelerator.device)
         optimizer = torch.optim.SGD(_parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.folder = CheckpointFolder(out / "checkpoints") if out else None
         self.log = RunLog(out / "log.jsonl" if out and self.accelerator.is_main_process else None)
+        self.average = Average(model, recipe.average) if recipe.average else None
         self.step = 0
         self.epochs: list[EpochRecord] = []
         self.sums = [0.0, 0.0, 0.0]  # loss, mask loss, seconds of the epoch under way
@@ -170,6 +127,8 @@ class _Run:
         self._resume()
         self._train()
         selected = self._selected()
+        if self.average is not None:
+            self.average.write_to(self.plain)
         if self.out is not None and selected != len(self.epochs) - 1:
             tensors, _ = read_tensors(self._best_path(selected))
             fill(self.plain, tensors, str(self._best_path(selected)))
@@ -185,8 +144,9 @@ class _Run:
             task = bar.add_task("training", total=total, completed=self.step)
             while self.step < total:
                 epoch, start = divmod(self.step, self.steps_per_epoch)
-                for batch in self._batches(epoch, start):
-                    self._train_step(epoch, batch)
+                batches = self._batches(epoch, start * self.recipe.accumulate)
+                for _ in range(start, self.steps_per_epoch):
+                    self._train_step(epoch, list(islice(batches, self.recipe.accumulate)))
                     note = f"epoch {epoch + 1}/{self.recipe.epochs}, loss {self.sums[0] / self._step_in_epoch():.3f}"
                     bar.update(task, completed=self.step, description=note)
                     if self.step % self.steps_per_epoch == 0:
@@ -204,34 +164,38 @@ class _Run:
             return
         torch.manual_seed(_seed(self.recipe.seed, epoch))  # a DataLoader draws the seed of its workers from here
         batches = iter(self.train)
-        for index in range(self.steps_per_epoch):
+        for index in range(self.steps_per_epoch * self.recipe.accumulate):
             torch.manual_seed(_seed(self.recipe.seed, epoch, index, 0))  # its order and augmentation from here
             try:
                 x_BCHW, label_B = checked(next(batches))
             except StopIteration:
-                promised = f"the training loader has length {self.steps_per_epoch}"
+                promised = f"the training loader has length {num_batches(self.train)}"
                 raise DataError(f"{promised}, but gave only {index} batches in epoch {epoch}") from None
             if index >= start:
                 yield x_BCHW[rank::world], None if label_B is None else label_B[rank::world]
 
-    def _train_step(self, epoch: int, batch: Batch) -> None:
+    def _train_step(self, epoch: int, batches: list[Batch]) -> None:
         began = time.perf_counter()
-        x_BCHW, label_B = (part.to(self.accelerator.device) if part is not None else None for part in batch)
-        assert x_BCHW is not None
         torch.manual_seed(_seed(self.recipe.seed, epoch, self.step))
         self._set_rates()
         self._set_modes()
         self.optimizer.zero_grad()
-        loss, masks = self._losses(x_BCHW, label_B)
-        value, mask_value = float(loss.detach()), float(masks)
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss must be finite, got {value} at epoch {epoch}, step {self.step} "
-                f"(mask loss {mask_value}); lower lr or head_lr, or check the images for NaN"
-            )
-        self.accelerator.backward(loss)
+        value, mask_value = 0.0, 0.0
+        for batch in batches:
+            x_BCHW, label_B = (part.to(self.accelerator.device) if part is not None else None for part in batch)
+            assert x_BCHW is not None
+            loss, masks = self._losses(x_BCHW, label_B)
+            value, mask_value = value + float(loss.detach()) / len(batches), mask_value + float(masks) / len(batches)
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"the loss must be finite, got {value} at epoch {epoch}, step {self.step} "
+                    f"(mask loss {mask_value}); lower lr or head_lr, or check the images for NaN"
+                )
+            self.accelerator.backward(loss / len(batches))
         self.optimizer.step()
         self.step += 1
+        if self.average is not None:
+            self.average.update(self.plain, self.step)
         for i, amount in enumerate((value, mask_value, time.perf_counter() - began)):
             self.sums[i] += amount
         self.log.step(epoch=epoch, step=self.step, loss=value, mask_loss=mask_value, lr=self._rate)
@@ -240,35 +204,45 @@ class _Run:
         """Total loss and the gates' part of it."""
         logits_BK = self.model(x_BCHW)
         masks = mask_loss(self.model) if isinstance(self.plain, GatedModel) else logits_BK.new_zeros(())
-        if self.recipe.train == "heads":
+        if self._only_heads():
             return masks, masks.detach()
-        if label_B is None:
-            raise DataError(
-                "training needs labels; with unlabelled images only the heads can learn: Recipe(train='heads')"
-            )
-        check_labels(label_B, logits_BK.shape[1])
-        return F.cross_entropy(logits_BK.float(), label_B) + masks, masks.detach()
+        return self._task_loss(x_BCHW, logits_BK.float(), label_B) + masks, masks.detach()
+
+    def _task_loss(self, x_BCHW: Tensor, logits_BK: Tensor, label_B: Tensor | None) -> Tensor:
+        share, parts = self.recipe.distill, []
+        if self.teacher is not None:
+            with torch.no_grad():
+                taught_BK = self.teacher(x_BCHW).float()
+            parts.append(share * distillation(logits_BK, taught_BK, self.recipe.temperature))
+        if share < 1:
+            if label_B is None:
+                raise DataError(
+                    "training needs labels; with unlabelled images only the heads can learn, Recipe(train='heads'), "
+                    "or all from a teacher alone, Recipe(distill=1)"
+                )
+            check_labels(label_B, logits_BK.shape[1])
+            parts.append((1 - share) * F.cross_entropy(logits_BK, label_B))
+        return torch.stack(parts).sum()
+
+    def _only_heads(self) -> bool:
+        return self.recipe.only_heads(self.step, self.steps_per_epoch)
 
     def _set_rates(self) -> None:
-        factors = (self.recipe.factor, self.recipe.head_factor)
-        bases = (self.recipe.lr, self.recipe.head_lr)
+        recipe, when = self.recipe, (self.step, self.steps_per_epoch)
+        self._rate = 0.0 if recipe.only_heads(*when) else recipe.lr * recipe.factor(*when)
         for group in self.optimizer.param_groups:
-            which = 1 if group["heads"] else 0
-            group["lr"] = bases[which] * factors[which](self.step, self.steps_per_epoch)
-        self._rate = self.recipe.lr * self.recipe.factor(self.step, self.steps_per_epoch)
+            group["lr"] = recipe.head_lr * recipe.head_factor(*when) if group["heads"] else self._rate
 
     def _set_modes(self) -> None:
-        if self.recipe.train == "all":
-            self.model.train()
-        else:
-            self.model.eval()
-            assert isinstance(self.plain, GatedModel)
+        self.model.train(not self._only_heads())
+        if isinstance(self.plain, GatedModel):
             self.plain.gates.train()
 
     def _end_epoch(self, epoch: int) -> None:
         report: Report | None = None
         if self.val is not None:
-            report = evaluate(self.plain, self.val, text="validating")
+            with self._kept_weights():
+                report = evaluate(self.plain, self.val, text="validating")
         steps = self.steps_per_epoch
         record = EpochRecord(
             epoch=epoch,
@@ -282,8 +256,13 @@ class _Run:
         self.sums = [0.0, 0.0, 0.0]
         self.log.epoch(self.step, record)
         if self._selected() == epoch and self.recipe.select == "best" and self.val is not None:
-            self._keep_best(epoch)
+            with self._kept_weights():
+                self._keep_best(epoch)
         self._checkpoint()
+
+    def _kept_weights(self) -> AbstractContextManager[None]:
+        """Inside the block the model has the weights that would be kept: its own, or their average."""
+        return nullcontext() if self.average is None else self.average.applied(self.plain)
 
     def _selected(self) -> int:
         scores = [record.val_top1 for record in self.epochs]
@@ -306,7 +285,8 @@ class _Run:
             return
         state = {"epochs": [dataclasses.asdict(record) for record in self.epochs], "sums": self.sums}
         self.log.flush()
-        self.folder.write(capture(self.step, self.plain, self.optimizer, state))
+        averages = self.average.tensors if self.average is not None else {}
+        self.folder.write(capture(self.step, self.plain, self.optimizer, state, averages))
         for path in self.folder.folder.glob("best-*.safetensors"):
             if self.epochs and path != self._best_path(self._selected()):
                 path.unlink()
@@ -321,7 +301,9 @@ class _Run:
         checkpoint = self.folder.newest()
         self.accelerator.wait_for_everyone()  # all have read before one writes
         if checkpoint is not None:
-            restore(checkpoint, self.plain, self.optimizer)
+            restored = restore(checkpoint, self.plain, self.optimizer)
+            if self.average is not None:
+                self.average.tensors = restored
             self.step = checkpoint.step
             self.epochs = [EpochRecord(**record) for record in checkpoint.state["epochs"]]
             self.sums = list(checkpoint.state["sums"])
@@ -348,11 +330,14 @@ class _Run:
             raise FileError(f"{self.out} holds another run (it differs in {what}); choose another folder or remove it")
 
 
-def _length(train: AnyLoader) -> int:
-    steps = num_batches(train)
-    if not steps:
+def _length(train: AnyLoader, accumulate: int) -> int:
+    """Steps of an epoch."""
+    batches = num_batches(train)
+    if not batches:
         raise DataError("the training loader must have a length of at least one batch, got an empty or endless one")
-    return steps
+    if batches < accumulate:
+        raise ConfigError(f"Recipe.accumulate must be at most {batches}, the batches of an epoch, got {accumulate}")
+    return batches // accumulate
 
 
 def _described(train: AnyLoader) -> dict[str, Any] | None:
@@ -367,9 +352,12 @@ def _described(train: AnyLoader) -> dict[str, Any] | None:
 def _only_learning(model: nn.Module, recipe: Recipe) -> Iterator[None]:
     """Inside the block only what the recipe trains requires a gradient."""
     frozen: list[nn.Parameter] = []
+    if recipe.only_heads(0, 1) and not isinstance(model, GatedModel):
+        raise ConfigError(
+            "training heads, by train='heads' or warm_heads, needs a gated model: cofire.gate(model, config)"
+        )
     if recipe.train == "heads":
-        if not isinstance(model, GatedModel):
-            raise ConfigError("Recipe(train='heads') needs a gated model: cofire.gate(model, config)")
+        assert isinstance(model, GatedModel)
         heads = set(model.gates.parameters())
         frozen = [p for p in model.parameters() if p.requires_grad and p not in heads]
     for parameter in frozen:

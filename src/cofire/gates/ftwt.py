@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cofire.errors import ConfigError, TrainingError
 from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, register_gate
@@ -28,6 +28,7 @@ class FTWT(GateConfig):
         signature: filters to keep per group, the same for every sample, in place of ``ratio``; see
             ``cofire.signatures``.
         pool, softmax, bias: of the heads.
+        open_bias: if not 0, the heads' bias at the beginning; with 2 or so the gates start open.
         straight_through: in joint mode the task loss reaches the heads through the binarisation.
         floor: smallest number of filters in a mass target, 0 or 1.
         silent: what the target of an all-zero map is: what the floor says, or all filters.
@@ -40,6 +41,7 @@ class FTWT(GateConfig):
     pool: Literal["max", "avg"] = "max"
     softmax: bool = True
     bias: bool = True
+    open_bias: float = 0.0
     straight_through: bool = True
     floor: Literal[0, 1] = 1
     silent: Literal["floor", "all"] = "floor"
@@ -64,6 +66,8 @@ class FTWT(GateConfig):
         check(self)
         if not 0.0 < self.ratio <= 1.0:
             raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
+        if self.open_bias and not self.bias:
+            raise ConfigError(f"FTWT.open_bias must be 0 where bias is off, got {self.open_bias}")
         if not 0.0 <= self.tolerance < 1.0:
             raise ConfigError(f"FTWT.tolerance must be in [0, 1), got {self.tolerance}")
 
@@ -79,6 +83,8 @@ class FTWTGate(AbstractGate):
         self.nonnegative = group[-1].nonnegative
         sizes = (group[0].in_channels, group[-1].out_channels)
         self.head = Head(*sizes, pool=config.pool, softmax=config.softmax, bias=config.bias)
+        if config.open_bias:
+            nn.init.constant_(self.head.linear.bias, config.open_bias)
         self.head_macs = self.head.macs
 
     def decide(self, x_BIHW: Tensor) -> Decision:

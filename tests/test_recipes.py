@@ -220,7 +220,10 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path: Path, fin
         (tiny(gate={"type": "FTW"}), "unknown gate type 'FTW'; did you mean 'FTWT'"),
         (tiny(gate={"preset": "papers"}), "unknown FTWT preset 'papers'; did you mean 'paper'"),
         (tiny(gate=3), r"\[gate\] must be a table, got 3"),
-        (tiny(train={"schedule": "cosin"}), r"\[train\] schedule must be one of 'steps', 'cosine', got 'cosin'"),
+        (
+            tiny(train={"schedule": "cosin"}),
+            r"\[train\] schedule must be one of 'steps', 'cosine', 'one-cycle', got 'cosin'",
+        ),
         (tiny(data={"name": "digits", "val": "test"}), 'val = "test" would select on the test set'),
         (tiny(signature={"kind": "uniform"}), r"\[signature\] kind 'uniform' needs the key 'keep'"),
         (tiny(signature={"kind": "file", "path": "x"}, gate=None), r"\[signature\] needs a \[gate\] of type FTWT"),

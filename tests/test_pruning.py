@@ -310,7 +310,7 @@ def test_a_width_written_into_the_forward_is_found() -> None:
 
 
 def test_a_method_of_one_s_own_is_one_function() -> None:
-    with pytest.raises(ConfigError, match="unknown prune config 'PruneConfig'; known: L1, Taylor, Uniform"):
+    with pytest.raises(ConfigError, match="unknown prune config 'PruneConfig'; known: L1,"):
         prune(tiny_plain(), PruneConfig(macs=0.5))
     with pytest.raises(ConfigError, match="'L1' is registered already"):
         register_criterion(L1)

@@ -379,27 +379,31 @@ namespace {
 
 constexpr int kFar = 512;  // floats: weights come from far away, and the CPU's own prefetcher stops at every page
 
-// One sum for each row and column, whatever they are computed with, so that results do not depend on it.
+// The order of a sum depends on the number of columns alone: results do not change with the rows it is computed beside.
+// Heads have one column, and long sums in two halves, which are more exact.
 template <int Rows, int Columns>
 void dots(const float* const* w, int nk, const float* x, int64_t ldx, float* out, int64_t ldo,
           const float* const* ahead) {
-    vec sums[Rows][Columns] = {};
+    constexpr int kHalves = Columns == 1 ? 2 : 1;
+    vec sums[Rows][Columns][kHalves] = {};
     int k = 0;
     for (; k + 2 * kLanes <= nk; k += 2 * kLanes) {
         for (int r = 0; r < Rows; ++r) __builtin_prefetch(k + kFar < nk ? w[r] + k + kFar : ahead[r] + (k + kFar - nk));
-        for (int at = k; at < k + 2 * kLanes; at += kLanes) {
+        for (int half = 0; half < 2; ++half) {
+            const int at = k + half * kLanes;
             vec weights[Rows];
             for (int r = 0; r < Rows; ++r) weights[r] = load(w[r] + at);
             for (int i = 0; i < Columns; ++i) {
                 const vec pixels = load(x + i * ldx + at);
-                for (int r = 0; r < Rows; ++r) sums[r][i] += weights[r] * pixels;
+                for (int r = 0; r < Rows; ++r) sums[r][i][half % kHalves] += weights[r] * pixels;
             }
         }
     }
     for (int r = 0; r < Rows; ++r)
         for (int i = 0; i < Columns; ++i) {
+            const vec total = kHalves == 2 ? sums[r][i][0] + sums[r][i][kHalves - 1] : sums[r][i][0];
             float value = 0;
-            for (int lane = 0; lane < kLanes; ++lane) value += sums[r][i][lane];
+            for (int lane = 0; lane < kLanes; ++lane) value += total[lane];
             for (int rest = k; rest < nk; ++rest) value += w[r][rest] * x[i * ldx + rest];
             out[r * ldo + i] = value;
         }

@@ -114,8 +114,8 @@ def bench(
 ) -> Result:
     """Time every engine on ``plan``: dense ones on the plain model; ours and sliced PyTorch on each point as well.
 
-    The process stays on as many cores as ``threads``. Each engine must first give PyTorch's logits. One that is not installed, fails or gives others is named in
-    ``left_out``, and the bench goes on.
+    The process stays on as many cores as ``threads``. Each engine must first give PyTorch's logits. One that is not
+    installed, fails or gives others is named in ``left_out``, and the bench goes on.
     """
     if threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")

@@ -61,9 +61,9 @@ peers: .venv/dev.stamp ## install the engines that benchmarks/latency.py compare
 	$(INSTALL) --no-build-isolation -e '.[peers]'
 
 format: .venv/dev.stamp ## rewrite the files in our style
-	$(BIN)/ruff check --fix
-	$(BIN)/ruff format
 	$(CLANG_FORMAT) -i $(CXX_FILES)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
 
 bench: .venv/dev.stamp ## run every benchmark
 	set -e; for file in $(sort $(wildcard benchmarks/*.py)); do $(BIN)/python $$file; done

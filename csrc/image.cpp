@@ -168,7 +168,8 @@ Upcoming Image::after(int number) const {
         if (ops[next].kind != Kind::conv) continue;
         upcoming.add(prepared_.convs[next]->weights());
         if (ops[next].decides)
-            upcoming.add({ops[next].head.weight, int64_t(masks_[ops[next].group].on.size()) * shape(ops[next].src[0]).c});
+            upcoming.add(
+                {ops[next].head.weight, int64_t(masks_[ops[next].group].on.size()) * shape(ops[next].src[0]).c});
         break;
     }
     return upcoming;

@@ -44,7 +44,7 @@ struct Trial {
         for (int64_t i = 0; i < input.size(); i += kLine) sum += input[i];  // the op before has just written it
         Barrier barrier(1);
         Upcoming upcoming;
-        ConvCall call{input.data(),  in.data(), int(in.size()), out.data(), int(out.size()),
+        ConvCall call{input.data(),  in.data(), int(in.size()), out.data(),  int(out.size()),
                       output.data(), nullptr,   nullptr,        room.data(), &upcoming};
         output[0] = sum;  // so that the reading is not left out
         const double begin = seconds_now();

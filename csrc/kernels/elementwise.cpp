@@ -148,10 +148,24 @@ void finish(const float* x, int n, float bias, const float* residual, Act act, f
 
 namespace {
 
+// Depthwise convs cut their results off on the way; other activations take a second pass, which saves a loop of its own
+// for each of them.
+struct Clamp {
+    float low = kLowest, high = -kLowest;
+    bool whole = true;  // nothing of the activation is left to do
+
+    explicit Clamp(Act act) {
+        whole = act == Act::none || act == Act::relu || act == Act::relu6;
+        if (act == Act::relu || act == Act::relu6) low = 0;
+        if (act == Act::relu6) high = 6;
+    }
+    vec operator()(vec x) const { return min(max(x, splat(low)), splat(high)); }
+};
+
 // Taps is 9 or 25, whose loops are unrolled, or 0 for any number.
-template <int Taps, class Activation>
+template <int Taps>
 void lines_of(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
-              Activation act, float* y, float* peak) {
+              Clamp act, float* y, float* peak) {
     constexpr int kMost = Taps ? Taps : 1;
     const float* from[kMost];
     vec weight[kMost];
@@ -193,12 +207,10 @@ void lines_of(const float* x, int pitch, const int* at, const float* w, int taps
 
 void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
                Act act, float slope, float* y, float* peak) {
-    with_activation(act, slope, [&](auto activation) {
-        const auto go = taps == 9    ? lines_of<9, decltype(activation)>
-                        : taps == 25 ? lines_of<25, decltype(activation)>
-                                     : lines_of<0, decltype(activation)>;
-        go(x, pitch, at, w, taps, lines, width, bias, activation, y, peak);
-    });
+    const Clamp clamp(act);
+    const auto go = taps == 9 ? lines_of<9> : taps == 25 ? lines_of<25> : lines_of<0>;
+    go(x, pitch, at, w, taps, lines, width, bias, clamp, y, clamp.whole ? peak : nullptr);
+    if (!clamp.whole) finish(y, lines * width, 0, nullptr, act, slope, y, peak);
 }
 
 namespace {
@@ -251,9 +263,9 @@ struct Three {
     }
 };
 
-template <int Stride, bool Padded, class Activation>
+template <int Stride, bool Padded>
 void windows_of(const float* x, Shape shape, int top_padding, const float* zeros, const float* w, Shape out, float bias,
-                Activation act, float* y, float* peak) {
+                Clamp act, float* y, float* peak) {
     vec weight[9], best = splat(kLowest);
     for (int t = 0; t < 9; ++t) weight[t] = splat(w[t]);
     for (int line = 0; line < out.h; ++line, y += out.w) {
@@ -336,13 +348,11 @@ void max_pool(const float* x, Shape shape, int kernel, int top_padding, int left
 
 void depthwise3(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,
                 const float* w, Shape out, float bias, Act act, float slope, float* y, float* peak) {
-    with_activation(act, slope, [&](auto activation) {
-        using Activation = decltype(activation);
-        const auto go = stride == 1
-                            ? (left_padding ? windows_of<1, true, Activation> : windows_of<1, false, Activation>)
-                            : (left_padding ? windows_of<2, true, Activation> : windows_of<2, false, Activation>);
-        go(x, shape, top_padding, zeros, w, out, bias, activation, y, peak);
-    });
+    const Clamp clamp(act);
+    const auto go = stride == 1 ? (left_padding ? windows_of<1, true> : windows_of<1, false>)
+                                : (left_padding ? windows_of<2, true> : windows_of<2, false>);
+    go(x, shape, top_padding, zeros, w, out, bias, clamp, y, clamp.whole ? peak : nullptr);
+    if (!clamp.whole) finish(y, out.area(), 0, nullptr, act, slope, y, peak);
 }
 
 void take(const float* from, int step, int n, float* to) {

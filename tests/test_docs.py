@@ -45,12 +45,13 @@ def page_ids(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def run_page(text: str, name: str) -> None:
-    """Run the Python blocks of a page one after the other in one namespace; errors point into the page."""
+def run_page(text: str, name: str) -> int:
+    """Run the Python blocks of a page in one namespace and count them; errors point into the page."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(text):
-        if block.language == "python":
-            exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+    found = [block for block in blocks(text) if block.language == "python"]
+    for block in found:
+        exec(compile("\n" * (block.line - 1) + block.code, name, "exec"), namespace)
+    return len(found)
 
 
 def unknown_options(words: list[str]) -> list[str]:
@@ -70,7 +71,8 @@ def unknown_options(words: list[str]) -> list[str]:
 @pytest.mark.parametrize("path", PAGES, ids=page_ids)
 def test_the_python_blocks_of_a_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_page(path.read_text(), page_ids(path))
+    text = path.read_text()
+    assert run_page(text, page_ids(path)) == text.count("```python")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_ids)

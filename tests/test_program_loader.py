@@ -23,8 +23,8 @@ if not hasattr(_native, "Engine"):
     pytest.skip("the extension was built without an engine", allow_module_level=True)
 
 
-def _load(content: bytes) -> None:
-    _native.Engine(content, "ref", "")
+def _load(content: bytes) -> _native.Engine:
+    return _native.Engine(content, "ref", "")
 
 
 def _gated() -> bytes:
@@ -67,11 +67,13 @@ def _everything() -> Net:
 
 @pytest.mark.parametrize("model", [tiny_gated, tiny_plain, _everything])
 def test_loads_what_the_writer_writes(model: Callable[[], nn.Module]) -> None:
-    _load(to_bytes(lower(model().eval(), SHAPE if model is _everything else None)))
+    program = lower(model().eval(), SHAPE if model is _everything else None)
+    assert len(_load(to_bytes(program)).tuning.split()) == len(program.ops)
 
 
 def test_names_beyond_ascii_load() -> None:
-    _load(_changed(_gated(), lambda table: table["ops"][0].update(name="größe 名前 🙂")))
+    content = _changed(_gated(), lambda table: table["ops"][0].update(name="größe 名前 🙂"))
+    assert _load(content).tuning == _load(_gated()).tuning
 
 
 @pytest.mark.parametrize(

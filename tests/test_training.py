@@ -30,13 +30,7 @@ STEPS = 3  # of an epoch: 48 images
 VAL = tiny_images(20).loader(20)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Bit-equality is promised for one number of threads; the smallest keeps these tests alike on all machines."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Killed(Exception):

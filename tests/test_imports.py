@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cofire
+
 OPTIONAL = [
     *("MNN", "PIL", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino"),
     *("pnnx", "pyarrow", "scipy", "sklearn", "timm", "torch_pruning", "torchvision"),

@@ -89,7 +89,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
-    from cofire.experiment import read_experiment, train_experiment
+    from cofire.experiment import read_experiment
+    from cofire.runs import train_experiment
 
     out = tmp_path_factory.mktemp("runs") / "a"
     train_experiment(read_experiment(recipe), out)

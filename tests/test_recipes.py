@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,24 +10,18 @@ from typing import Any
 import pytest
 from small import ROOT, digest
 
-from cofire import FTWT, CofireError, ConfigError, FileError, data, gate, load, save, signatures
+from cofire import FTWT, CofireError, ConfigError, FileError, data, estimate, gate, load, save, signatures
 from cofire.data import Images
-from cofire.experiment import (
-    as_table,
-    build_gated,
-    build_model,
-    eval_run,
-    gate_config,
-    parse_experiment,
-    read_experiment,
-    read_run,
-    read_sets,
-    train_experiment,
-)
+from cofire.experiment import as_table, parse_experiment, read_experiment, read_run
 from cofire.pruning import prune_types
+from cofire.runs import build_gated, build_model, eval_run, gate_config, read_sets, train_experiment
 
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
-SHAPES = {"cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "digits": (1, 8, 8), "synthetic": (3, 32, 32)}
+SHAPES = {
+    **{name: (3, 32, 32) for name in ("cifar10", "cifar100", "synthetic")},
+    **{name: (3, 64, 64) for name in ("imagenet", "pictures")},  # 64 pixels: small, and still 2 x 2 in the last layer
+    "digits": (1, 8, 8),
+}
 
 TINY: dict[str, Any] = {
     "data": {"name": "synthetic", "batch_size": 8, "args": {"train": 24, "test": 8, "shape": [1, 8, 8]}},
@@ -47,8 +42,7 @@ def synthetic_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def source(name: str, **arguments: Any) -> tuple[Images, Images]:
         assert name in data.list_sources()
-        images = data.synthetic(48, SHAPES[name])
-        return images.split(16)
+        return data.synthetic(12, SHAPES[name]).split(4)
 
     monkeypatch.setattr(data, "source", source)
 
@@ -61,35 +55,90 @@ def test_there_are_recipes() -> None:
 
 
 @pytest.mark.usefixtures("synthetic_source")
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT / "recipes").as_posix())
 def test_every_recipe_builds_its_model_and_trains_a_step(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    changes = ["data.batch_size=16", "train.epochs=1"]
+    changes = ["data.batch_size=4"]
     written = read_experiment(path)
+    if written.train.epochs:
+        changes.append("train.epochs=1")
     if isinstance(written.data.val, int) and written.data.val:
-        changes.append("data.val=16")
-    if written.backbone.weights and not Path(written.backbone.weights).exists():
-        changes.append("backbone.weights=")
+        changes.append("data.val=4")
+    if weights := written.backbone.weights:
+        fresh = read_experiment(path, [*changes, "backbone.weights=", "train.distill=0"])
+        monkeypatch.setenv("COFIRE_RUNS", str(tmp_path))
+        name = weights.removeprefix("run:") if weights.startswith("run:") else "given"
+        save(build_model(dataclasses.replace(fresh, prune=None), read_sets(fresh)), tmp_path / name)
+        changes.append(f"backbone.weights=run:{name}")
     result = train_experiment(read_experiment(path, changes), tmp_path / "run")
-    assert result["test"]["n"] == 16
+    assert result["test"]["n"] == 4
     assert result["experiment"]["name"] == path.stem
     assert eval_run(tmp_path / "run").to_json()["loss"] == pytest.approx(result["test"]["loss"])
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT / "recipes").as_posix())
 def test_every_recipe_begins_with_a_line_that_says_what_it_is(path: Path) -> None:
     assert path.read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT / "recipes").as_posix())
 def test_the_table_of_an_experiment_reads_back_as_the_experiment(path: Path) -> None:
     experiment = read_experiment(path)
     assert parse_experiment(json.loads(json.dumps(as_table(experiment)))) == experiment
 
 
 # What a recipe may say
+
+
+def test_a_recipe_that_extends_another_says_only_what_differs(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text('[data]\nname = "digits"\nval = 9\n[backbone]\nname = "resnet8_digits"\n')
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "top.toml").write_text('extends = "../base.toml"\n[data]\nval = 5\n[gate]\nratio = 0.7\n')
+    experiment = read_experiment(tmp_path / "sub" / "top.toml", ["data.batch_size=32"])
+    assert (experiment.data.name, experiment.data.val, experiment.data.batch_size) == ("digits", 5, 32)
+    assert (experiment.name, experiment.gate) == ("top", FTWT(ratio=0.7))
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ('extends = "a.toml"', r"a\.toml, which .*a\.toml extends, extends itself"),
+        ('extends = "b.toml"', r"b\.toml, which .*a\.toml extends, does not exist"),
+        ("extends = 3", "extends must be the path of another recipe, got 3"),
+    ],
+)
+def test_what_a_recipe_extends_must_be_another_recipe(first: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(first)
+    with pytest.raises(CofireError, match=said):
+        read_experiment(tmp_path / "a.toml")
+
+
+def test_weights_of_a_run_that_is_not_there_say_how_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COFIRE_RUNS", str(tmp_path))
+    experiment = parse_experiment(tiny(backbone={"name": "resnet8_digits", "weights": "run:some/net"}))
+    with pytest.raises(FileError, match=r"no such run; make it by `cofire train recipes/some/net\.toml --out"):
+        build_model(experiment, read_sets(experiment))
+
+
+def test_no_epochs_leave_the_weights_as_they_are(tmp_path: Path) -> None:
+    experiment = parse_experiment(tiny(gate=None, train={"epochs": 0}))
+    result = train_experiment(experiment, tmp_path)
+    assert (result["epochs"], result["selected_epoch"]) == ([], None)
+    assert digest(load(tmp_path)) == digest(build_model(experiment, read_sets(experiment)))
+
+
+def test_a_gated_run_keeps_what_was_expected_of_it(tmp_path: Path) -> None:
+    experiment = parse_experiment(TINY)
+    estimated = train_experiment(experiment, tmp_path)["estimated"]
+    sets = read_sets(experiment)
+    model = build_model(experiment, sets)
+    for way, cascade in (("independent", False), ("cascade", True)):
+        whole = estimate(model, FTWT(ratio=0.8), sets.train.loader(24), [0.8], cascade=cascade)
+        for column, saved in estimated[way].items():
+            assert saved == pytest.approx(whole.reduction[column][0], abs=1e-6)
+    assert estimated["images"] == 24
 
 
 def test_presets_are_a_base_for_the_other_keys() -> None:

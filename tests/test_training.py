@@ -517,7 +517,7 @@ def test_heads_only_training_needs_a_gated_model() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"epochs": 0}, "Recipe.epochs must be at least 1, got 0"),
+        ({"epochs": -1}, "Recipe.epochs must be at least 0, got -1"),
         ({"epochs": 1.5}, "Recipe.epochs must be of type int, got 1.5"),
         ({"checkpoint_steps": 0}, "Recipe.checkpoint_steps must be at least 1, got 0"),
         ({"lr": -0.1}, "Recipe.lr must be a number >= 0, got -0.1"),

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from cofire import FTWT, ConfigError, DataError, Recipe, data, evaluate, fit
 from cofire.averaging import Average
-from cofire.experiment import parse_experiment, train_experiment
+from cofire.experiment import parse_experiment
 from cofire.losses import distillation
+from cofire.runs import train_experiment
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "one-cycle": {"schedule": "one-cycle"},

@@ -63,7 +63,9 @@ The files, in the data's way; each imports only from files above it:
     averaging.py         a moving average of weights
     training.py          fit()
     provenance.py        machine, versions, commit of a number
-    experiment.py        a recipe file, and the verbs that carry it out
+    zoo/                 trained models that ship with cofire
+    experiment.py        a recipe file -> Experiment
+    runs.py              the verbs that carry one out, and their folders
     demo.py              the whole method on digits
     export.py            model -> ONNX
     bench/

@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from cofire import data, demo, experiment
+from cofire import data, demo, runs
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
 from cofire.cost import cost
 from cofire.errors import CofireError, ConfigError
 from cofire.estimate import RATIOS
+from cofire.experiment import read_experiment
 from cofire.files import write_json
 from cofire.gating import GatedModel, describe_backbone
 from cofire.graph import trace
@@ -73,8 +74,8 @@ def estimate(
         chosen = [float(part) for part in ratios.split(",")] if ratios else list(RATIOS)
     except ValueError:
         raise ConfigError(f"--ratios takes numbers separated by commas, got {ratios!r}") from None
-    parsed = experiment.read_experiment(recipe, overrides or ())
-    table = experiment.estimate_experiment(parsed, images=images, ratios=chosen, cascade=cascade)
+    parsed = read_experiment(recipe, overrides or ())
+    table = runs.estimate_experiment(parsed, images=images, ratios=chosen, cascade=cascade)
     _show(as_json, table.to_json(), table)
 
 
@@ -92,8 +93,8 @@ def solve(
     """The ratio r for a budget of MACs or of milliseconds, before any training."""
     if (macs is None) == (latency_ms is None):
         raise ConfigError(f"solve takes one of --macs and --latency-ms, got {'neither' if macs is None else 'both'}")
-    solution = experiment.solve_experiment(
-        experiment.read_experiment(recipe, overrides or ()), macs=macs, latency_ms=latency_ms, images=images
+    solution = runs.solve_experiment(
+        read_experiment(recipe, overrides or ()), macs=macs, latency_ms=latency_ms, images=images
     )
     _show(as_json, solution.to_json(), f"{solution}\nuse it: --set gate.ratio={solution.config.ratio:.4f}")
 
@@ -107,7 +108,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, test it once, save model and result. Killed and called again, it goes on where it was."""
-    finished = experiment.train_experiment(experiment.read_experiment(recipe, overrides or ()), out_folder)
+    finished = runs.train_experiment(read_experiment(recipe, overrides or ()), out_folder)
     if result is not None:
         write_json(result, finished)
     test = finished["test"]
@@ -127,7 +128,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Accuracy, the three cost columns and every gate of a run on its test set."""
-    report = experiment.eval_run(run, threshold=threshold)
+    report = runs.eval_run(run, threshold=threshold)
     _show(as_json, report.to_json(), report)
 
 
@@ -138,7 +139,7 @@ def compile_run(
     as_json: AsJson = False,
 ) -> None:
     """A run's model as a program for the native engine. It takes pixels in [0, 1]; normalising is part of it."""
-    engine = experiment.compile_run(run)
+    engine = runs.compile_run(run)
     engine.save(path)
     described = {"program": str(path), "kernel": engine.kernel, "input_shape": list(engine.input_shape)}
     _show(
@@ -192,8 +193,8 @@ def info(
     if what.is_dir():
         model = load(what)
     else:
-        parsed = experiment.read_experiment(what, overrides or ())
-        model = experiment.build_gated(parsed, experiment.read_sets(parsed))
+        parsed = read_experiment(what, overrides or ())
+        model = runs.build_gated(parsed, runs.read_sets(parsed))
     if isinstance(model, GatedModel):
         units = [unit.__dict__ for unit in model.units]
         _show(as_json, {**model.describe(), "units": units}, model.units)

@@ -17,7 +17,7 @@ class Recipe:
     """How to train; the defaults are the paper's CIFAR settings for dynamic training.
 
     Args:
-        epochs: passes over the training set, at least 1.
+        epochs: passes over the training set; 0 trains nothing, so that a run only tests.
         stop_after: end after so many epochs of the schedule; the rest of it is not run.
         lr, momentum, weight_decay: SGD on the backbone.
         head_lr, head_weight_decay: SGD on the gates, same momentum.
@@ -62,7 +62,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("epochs", "stop_after", "checkpoint_steps", "accumulate"):
+        if self.epochs < 0:
+            raise ConfigError(f"Recipe.epochs must be at least 0, got {self.epochs}")
+        for name in ("stop_after", "checkpoint_steps", "accumulate"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"Recipe.{name} must be at least 1, got {value}")

@@ -53,10 +53,10 @@ class EpochRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """A finished training: its epochs, and the epoch whose weights the model has now."""
+    """A finished training: its epochs, and the epoch whose weights the model has now; None if there was none."""
 
     epochs: list[EpochRecord]
-    selected: int
+    selected: int | None
 
 
 def fit(
@@ -126,6 +126,9 @@ class _Run:
     def go(self) -> FitResult:
         self._resume()
         self._train()
+        if not self.epochs:
+            self.plain.eval()
+            return FitResult(epochs=[], selected=None)
         selected = self._selected()
         if self.average is not None:
             self.average.write_to(self.plain)

@@ -18,11 +18,12 @@ from cofire.bench.run import Plan, own_plan, random_plan
 from cofire.bench.run import bench as run_bench
 from cofire.data import Images
 from cofire.errors import ConfigError, DataError
-from cofire.experiment import read_run, read_sets
+from cofire.experiment import read_run
 from cofire.files import write_json
 from cofire.gating import GatedModel
 from cofire.persistence import load
 from cofire.provenance import provenance
+from cofire.runs import read_sets
 
 Shape = tuple[int, int, int]
 

@@ -1,0 +1,269 @@
+"""Runs: the verbs that carry out an experiment, and the folders they leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cofire import data, signatures, zoo
+from cofire.backbones import create_backbone
+from cofire.cost import cost
+from cofire.data.images import Images, Loader
+from cofire.errors import ConfigError, FileError
+from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
+from cofire.evaluation import Report, evaluate
+from cofire.experiment import Experiment, as_table, read_run
+from cofire.files import read_json, write_json
+from cofire.gates.ftwt import FTWT
+from cofire.gating import GatedModel, describe_backbone, gate, num_filters
+from cofire.graph import trace
+from cofire.persistence import load, save
+from cofire.provenance import provenance
+from cofire.pruning import prune
+from cofire.runtime.engine import Engine, normalised
+from cofire.runtime.lowering import lower
+from cofire.strict import differences
+from cofire.training import FitResult, fit, processes
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The images of an experiment."""
+
+    train: Images
+    val: Images | None
+    test: Images
+
+
+def read_sets(experiment: Experiment) -> Sets:
+    """Training, validation and test images."""
+    part = experiment.data
+    train, test = data.source(part.name, **part.args)
+    if part.val == "test":
+        return Sets(train, test, test)
+    if part.val == 0:
+        return Sets(train, None, test)
+    rest, held_out = train.split(part.val, seed=0)  # one split for all seeds, so that their figures compare
+    return Sets(rest, held_out, test)
+
+
+def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
+    """The plain backbone with its weights, fresh ones drawn from the seed; pruned if the experiment says so."""
+    model = _whole_model(experiment, sets)
+    if experiment.prune is None:
+        return model
+    return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=_shape(sets))
+
+
+def runs_root() -> Path:
+    """Where runs live that are known by name: $COFIRE_RUNS, else ~/.cache/cofire/runs."""
+    return Path(os.environ.get("COFIRE_RUNS") or Path.home() / ".cache" / "cofire" / "runs")
+
+
+def weights_path(weights: str) -> Path:
+    """Where ``[backbone] weights`` of a recipe lie."""
+    kind, _, name = weights.partition(":")
+    if kind == "zoo":
+        return zoo.folder(name)
+    if kind != "run":
+        return Path(weights)
+    if not (runs_root() / name / "config.json").exists():
+        raise FileError(
+            f"[backbone] weights = {weights!r}: there is no such run; make it by `cofire train recipes/{name}.toml "
+            f"--out {runs_root() / name}`, or name a file by --set backbone.weights=..."
+        )
+    return runs_root() / name
+
+
+def _whole_model(experiment: Experiment, sets: Sets) -> nn.Module:
+    part = experiment.backbone
+    torch.manual_seed(experiment.train.seed)
+    weights = weights_path(part.weights) if part.weights else None
+    args = {"num_classes": len(sets.test.classes), **part.args}
+    if weights is not None and weights.is_dir():
+        fresh = create_backbone(part.name, **args)
+        wanted, model = describe_backbone(fresh), load(weights)
+        pruned = num_filters(model) != num_filters(fresh)
+        if isinstance(model, GatedModel) or pruned or describe_backbone(model) != wanted:
+            kind = "a gated model" if isinstance(model, GatedModel) else describe_backbone(model)
+            found = "a pruned one" if describe_backbone(model) == wanted else kind
+            raise ConfigError(f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}")
+    else:
+        model = create_backbone(part.name, weights=weights, **args)
+    trace(model, _shape(sets))  # raises if the images do not fit
+    return model
+
+
+def build_gated(experiment: Experiment, sets: Sets) -> nn.Module:
+    """The model that a run trains: gated if the experiment says so."""
+    model = build_model(experiment, sets)
+    if experiment.gate is None:
+        return model
+    config = gate_config(experiment, model, sets) if isinstance(experiment.gate, FTWT) else experiment.gate
+    return gate(model, config, input_shape=_shape(sets))
+
+
+def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
+    """The experiment's FTWT config, its signature worked out."""
+    config = experiment.gate
+    if not isinstance(config, FTWT):
+        raise ConfigError("this needs a [gate] section of type FTWT in the recipe")
+    part = experiment.signature
+    if part is None:
+        return config
+    if part.kind == "uniform":
+        assert part.keep is not None
+        signature = signatures.uniform(model, config, part.keep, _shape(sets))
+    elif part.kind == "taylor":
+        assert part.macs is not None
+        images = _ranking_images(experiment, sets)
+        signature = signatures.taylor(model, config, images, macs=part.macs, input_shape=_shape(sets))
+    else:
+        assert part.path is not None
+        signature = signatures.read(part.path)
+    return dataclasses.replace(config, signature=signature)
+
+
+def _ranking_images(experiment: Experiment, sets: Sets) -> Loader:
+    """What filters are ranked on."""
+    return sets.train.take(slice(0, 2000)).loader(experiment.data.batch_size)
+
+
+def _whole_macs(experiment: Experiment, sets: Sets) -> int | None:
+    """MACs of the backbone before pruning; None where nothing is pruned."""
+    if experiment.prune is None:
+        return None
+    args = {"num_classes": len(sets.test.classes), **experiment.backbone.args}
+    return cost(trace(create_backbone(experiment.backbone.name, **args), _shape(sets)), {}).dense_total
+
+
+def _training_images(experiment: Experiment, sets: Sets, images: int) -> Loader:
+    return sets.train.take(slice(0, images)).loader(experiment.data.eval_batch_size)
+
+
+def estimate_experiment(
+    experiment: Experiment, *, images: int = 2000, ratios: Sequence[float] = RATIOS, cascade: bool = False
+) -> Estimate:
+    """The cost table of an experiment's model on its first training images."""
+    sets = read_sets(experiment)
+    model = build_model(experiment, sets)
+    config = gate_config(experiment, model, sets)
+    return estimate(model, config, _training_images(experiment, sets, images), ratios, cascade=cascade)
+
+
+def solve_experiment(
+    experiment: Experiment, *, macs: float | None = None, latency_ms: float | None = None, images: int = 2000
+) -> Solution:
+    """The ratio for a budget on an experiment's model."""
+    sets = read_sets(experiment)
+    model = build_model(experiment, sets)
+    config = gate_config(experiment, model, sets)
+    loader = _training_images(experiment, sets, images)
+    return solve_ratio(model, config, loader, macs=macs, latency_ms=latency_ms)
+
+
+def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
+    """Train, evaluate on the test set once, save model and ``result.json`` into ``out``; returns the result.
+
+    Killed at any point and called again, it goes on from the last checkpoint.
+    """
+    out = Path(out)
+    table_path, result_path = out / "experiment.json", out / "result.json"
+    table = as_table(experiment)
+    if table_path.exists():
+        if changed := differences(table, read_json(table_path)):
+            what = ", ".join(changed)
+            raise FileError(f"{out} holds another run (it differs in {what}); choose another folder or remove it")
+        if result_path.exists():
+            finished: dict[str, Any] = read_json(result_path)
+            return finished
+    origin = provenance()  # of the code that is loaded now, not of what the tree holds when the run ends
+    sets = read_sets(experiment)
+    model = build_gated(experiment, sets)
+    part, recipe = experiment.data, experiment.train
+    loader = sets.train.loader(part.batch_size, train=True, augment=part.augment, pad=part.pad, seed=recipe.seed)
+    val = sets.val.loader(part.eval_batch_size) if sets.val else None
+    main = processes().is_main_process
+    if main:
+        write_json(table_path, table)
+        estimated = _estimated(experiment, sets, out / "estimate.json")
+    teacher = _whole_model(experiment, sets) if recipe.distill else None
+    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out)
+    if main:
+        report = _tested(model, experiment, sets, "testing")
+        save(model, out)
+        write_json(result_path, _result(table, origin, estimated, fitted, report, sets))
+    processes().wait_for_everyone()
+    result: dict[str, Any] = read_json(result_path)
+    return result
+
+
+def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any] | None:
+    """What the gates should save, known before training; read from ``path`` if an earlier start has written it."""
+    if not isinstance(experiment.gate, FTWT):
+        return None
+    if not path.exists():
+        model = build_model(experiment, sets)
+        config = gate_config(experiment, model, sets)
+        loader = _training_images(experiment, sets, 2000)
+        found: dict[str, Any] = {"images": len(loader.images)}
+        for way, cascade in (("independent", False), ("cascade", True)):
+            saved = estimate(model, config, loader, [config.ratio], cascade=cascade).reduction
+            found[way] = {column: at_ratio[0] for column, at_ratio in saved.items()}
+        write_json(path, found)
+    estimated: dict[str, Any] = read_json(path)
+    return estimated
+
+
+def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:
+    """A finished run's model on its test set, at another threshold if given."""
+    experiment = read_run(run)
+    sets = read_sets(experiment)
+    model = load(run)
+    if threshold is not None:
+        if not isinstance(model, GatedModel):
+            raise ConfigError("threshold: this run has no gates")
+        model.threshold = threshold
+    return _tested(model, experiment, sets, "evaluating")
+
+
+def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> Report:
+    loader = sets.test.loader(experiment.data.eval_batch_size)
+    return evaluate(model, loader, text=text, dense_macs=_whole_macs(experiment, sets))
+
+
+def compile_run(run: str | Path) -> Engine:
+    """A finished run's model as an engine that takes pixels in [0, 1]: the run's normalisation is its first op."""
+    test = read_sets(read_run(run)).test
+    return Engine(normalised(lower(load(run)), test.mean, test.std))
+
+
+def _shape(sets: Sets) -> tuple[int, int, int]:
+    _, channels, height, width = sets.train.pixels_NCHW.shape
+    return channels, height, width
+
+
+def _result(
+    table: dict[str, Any],
+    origin: dict[str, Any],
+    estimated: dict[str, Any] | None,
+    fitted: FitResult,
+    report: Report,
+    sets: Sets,
+) -> dict[str, Any]:
+    return {
+        "experiment": table,
+        "provenance": origin,
+        "n": {"train": len(sets.train), "val": len(sets.val) if sets.val else 0, "test": len(sets.test)},
+        "estimated": estimated,
+        "epochs": [dataclasses.asdict(record) for record in fitted.epochs],
+        "selected_epoch": fitted.selected,
+        "test": report.to_json(),
+    }

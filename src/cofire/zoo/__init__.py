@@ -1,0 +1,65 @@
+"""The zoo: small models that ship with cofire, trained here from scratch.
+
+Each is a folder beside this file, a finished run without its checkpoints: model, recipe and result. So whatever takes
+a run folder takes ``zoo.folder(NAME)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cofire.errors import unknown
+from cofire.files import read_json
+from cofire.persistence import load as load_folder
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A model of the zoo, and what it does on its test set of ``n`` images; shares in [0, 1]."""
+
+    name: str
+    network: str
+    data: str
+    method: str
+    n: int
+    top1: float
+    reduction: dict[str, float]
+
+
+def names() -> list[str]:
+    """All models of the zoo, in alphabetical order."""
+    return sorted(path.parent.name for path in _HERE.glob("*/model.safetensors"))
+
+
+def folder(name: str) -> Path:
+    """The run folder of a model; it is not to be written to."""
+    if name not in names():
+        raise unknown("model in the zoo:", name, names())
+    return _HERE / name
+
+
+def entry(name: str) -> Entry:
+    """What is known of a model."""
+    result: dict[str, Any] = read_json(folder(name) / "result.json")
+    experiment, test = result["experiment"], result["test"]
+    gate = experiment["gate"]
+    return Entry(
+        name=name,
+        network=experiment["backbone"]["name"],
+        data=experiment["data"]["name"],
+        method=f"{gate['type']} r = {gate['ratio']:g}" if gate else "dense",
+        n=test["n"],
+        top1=test["top1"],
+        reduction=test["reduction"],
+    )
+
+
+def load(name: str) -> nn.Module:
+    """A model of the zoo, in eval mode: a :class:`~cofire.GatedModel`, or a plain network."""
+    return load_folder(folder(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from small import ROOT, digest
 
-from cofire import FTWT, CofireError, ConfigError, FileError, data, estimate, gate, load, save, signatures
+from cofire import FTWT, CofireError, ConfigError, FileError, data, estimate, fit, gate, load, save, signatures
 from cofire.data import Images
 from cofire.experiment import as_table, parse_experiment, read_experiment, read_run
 from cofire.pruning import prune_types
@@ -50,40 +49,58 @@ def synthetic_source(monkeypatch: pytest.MonkeyPatch) -> None:
 # The recipes that ship
 
 
+def recipe_id(path: Path) -> str:
+    return path.relative_to(ROOT / "recipes").as_posix()
+
+
 def test_there_are_recipes() -> None:
     assert RECIPES
 
 
 @pytest.mark.usefixtures("synthetic_source")
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT / "recipes").as_posix())
-def test_every_recipe_builds_its_model_and_trains_a_step(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    changes = ["data.batch_size=4"]
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_id)
+def test_every_recipe_builds_its_model_and_trains_a_step(path: Path) -> None:
     written = read_experiment(path)
-    if written.train.epochs:
-        changes.append("train.epochs=1")
-    if isinstance(written.data.val, int) and written.data.val:
-        changes.append("data.val=4")
-    if weights := written.backbone.weights:
-        fresh = read_experiment(path, [*changes, "backbone.weights=", "train.distill=0"])
-        monkeypatch.setenv("COFIRE_RUNS", str(tmp_path))
-        name = weights.removeprefix("run:") if weights.startswith("run:") else "given"
-        save(build_model(dataclasses.replace(fresh, prune=None), read_sets(fresh)), tmp_path / name)
-        changes.append(f"backbone.weights=run:{name}")
+    changes = ["data.batch_size=4", "data.val=0"]
+    if written.backbone.weights:
+        changes += ["backbone.weights=", "train.distill=0"]
+    experiment = read_experiment(path, [*changes, *(["train.epochs=1"] if written.train.epochs else [])])
+    sets = read_sets(experiment)
+    model = build_gated(experiment, sets)
+    part = experiment.data
+    batch = sets.train.take(slice(0, 4)).loader(4, train=True, augment=part.augment, pad=part.pad)
+    before = digest(model)
+    fitted = fit(model, batch, experiment.train)
+    assert len(fitted.epochs) == experiment.train.epochs
+    assert (digest(model) != before) == bool(experiment.train.epochs)
+
+
+@pytest.mark.usefixtures("synthetic_source")
+@pytest.mark.parametrize("path", [path for path in RECIPES if '"run:' in path.read_text()], ids=recipe_id)
+def test_weights_that_a_recipe_takes_from_a_run_are_made_by_another(path: Path) -> None:
+    experiment = read_experiment(path)
+    assert experiment.backbone.weights
+    dense = read_experiment(ROOT / "recipes" / f"{experiment.backbone.weights.removeprefix('run:')}.toml")
+    assert (dense.backbone.name, dense.backbone.args) == (experiment.backbone.name, experiment.backbone.args)
+    assert (dense.gate, dense.prune) == (None, None)
+
+
+@pytest.mark.usefixtures("synthetic_source")
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "digits").glob("*.toml")), ids=recipe_id)
+def test_a_recipe_makes_a_run(path: Path, tmp_path: Path) -> None:
+    changes = ["data.batch_size=4", "data.val=4", "train.epochs=1"]
     result = train_experiment(read_experiment(path, changes), tmp_path / "run")
     assert result["test"]["n"] == 4
     assert result["experiment"]["name"] == path.stem
     assert eval_run(tmp_path / "run").to_json()["loss"] == pytest.approx(result["test"]["loss"])
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT / "recipes").as_posix())
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_id)
 def test_every_recipe_begins_with_a_line_that_says_what_it_is(path: Path) -> None:
     assert path.read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT / "recipes").as_posix())
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_id)
 def test_the_table_of_an_experiment_reads_back_as_the_experiment(path: Path) -> None:
     experiment = read_experiment(path)
     assert parse_experiment(json.loads(json.dumps(as_table(experiment)))) == experiment

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "results").glob("*.json"))
+FILES = sorted((ROOT / "results").rglob("*.json"))
 
 
 def _table_script():
@@ -19,7 +19,7 @@ def _table_script():
 
 def test_the_readme_shows_exactly_what_the_result_files_say():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert _table_script().with_table(text) == text, "run: python results/table.py --write"
+    assert _table_script().with_tables(text) == text, "run: python results/table.py --write"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -6,6 +6,7 @@ The files, in the data's way; each imports only from files above it:
     text.py              tables as text
     strict.py            TOML and JSON tables <-> frozen dataclasses
     files.py             files that are whole or not there
+    paper.py             the paper's numbers
     data/
         images.py        images in memory, and the batches they are fed in
         feeding.py       any loader -> checked batches
@@ -66,6 +67,7 @@ The files, in the data's way; each imports only from files above it:
     zoo/                 trained models that ship with cofire
     experiment.py        a recipe file -> Experiment
     runs.py              the verbs that carry one out, and their folders
+    reproduce.py         the paper's tables with ours beside them
     demo.py              the whole method on digits
     export.py            model -> ONNX
     bench/
@@ -84,7 +86,7 @@ The files, in the data's way; each imports only from files above it:
     cli.py               the command line
 """
 
-from cofire import data, signatures
+from cofire import data, signatures, zoo
 from cofire.backbones import (
     Backbone,
     create_backbone,
@@ -170,4 +172,5 @@ __all__ = [
     "signatures",
     "solve_ratio",
     "trace",
+    "zoo",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sys
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from cofire import data, demo, runs
+from cofire import data, demo, runs, zoo
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
 from cofire.cost import cost
@@ -22,8 +23,11 @@ from cofire.experiment import read_experiment
 from cofire.files import write_json
 from cofire.gating import GatedModel, describe_backbone
 from cofire.graph import trace
+from cofire.paper import Budget, paper_tables
 from cofire.persistence import load
 from cofire.provenance import version
+from cofire.reproduce import reproduce as reproduce_table
+from cofire.reproduce import run_missing, tables
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
 from cofire.runtime.program import read as read_program
@@ -223,6 +227,52 @@ def prepare(
     sets = data.prepare(name, origin)
     described = [{"name": s.name, "n": len(s), "shape": list(s.pixels_NCHW.shape[1:])} for s in sets]
     _show(as_json, described, "\n".join(map(repr, sets)))
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str | None, typer.Argument(help="A table of the paper; nothing: list them.")] = None,
+    budget: Annotated[
+        Budget, typer.Option(help="short: recipes for two cores; paper: the paper's settings.")
+    ] = "short",
+    run: Annotated[bool, typer.Option("--run", help="Run or resume what has no result yet; may take days.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per row; default: what the table asks for.")] = None,
+    only: Annotated[str, typer.Option(help="Only rows whose network or method contains this text.")] = "",
+    recipes: Annotated[Path, typer.Option(help="Folder of the recipes.")] = Path("recipes"),
+    results: Annotated[Path, typer.Option(help="Folder of the result files.")] = Path("results"),
+    as_json: AsJson = False,
+) -> None:
+    """A table of the paper with our numbers beside it, read from result files; with --run, made.
+
+    For example `cofire reproduce cifar10`, or `cofire reproduce cifar10 --run --only ResNet-20`. Runs go to
+    $COFIRE_RUNS (default ~/.cache/cofire/runs) and can be interrupted; the paper's latency is `cofire bench
+    --paper-latency`.
+    """
+    if table is None:
+        titles = {name: paper_tables()[name].title for name in tables()}
+        _show(as_json, titles, "\n".join(f"{name:10} {title}" for name, title in titles.items()))
+        return
+    found = reproduce_table(table, budget=budget, recipes=recipes, results=results, only=only)
+    if run:
+        say = Console(stderr=True).print
+        run_missing(found, recipes=recipes, results=results, seeds=seeds, say=say)
+        found = reproduce_table(table, budget=budget, recipes=recipes, results=results, only=only)
+    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else str(found))
+
+
+@app.command(name="zoo")
+def show_zoo(
+    name: Annotated[str | None, typer.Argument(help="A model; nothing: list them.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Copy it there, as the folder of a run.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The trained models that ship with cofire; with --out, one as a run folder for the other commands."""
+    if out_folder is not None:
+        if name is None:
+            raise ConfigError("--out needs the name of a model: cofire zoo NAME --out FOLDER")
+        zoo.copy(name, out_folder)
+    entries = [zoo.entry(each) for each in ([name] if name else zoo.names())]
+    _show(as_json, [dataclasses.asdict(entry) for entry in entries], "\n".join(map(str, entries)))
 
 
 @app.command(name="demo")

@@ -12,19 +12,22 @@ from cofire.bench.peers import PYTORCH
 from cofire.bench.results import Result
 from cofire.bench.rounds import ratio_of_medians
 from cofire.bench.run import SLICED
+from cofire.paper import paper_tables
 
 
 @dataclass(frozen=True)
-class PaperRow:
+class Saved:
     """Shares saved, as the paper reports them."""
 
     macs: float
     latency: float
 
 
-# "Realistic vs theoretical speedup on ImageNet on AMD Ryzen Threadripper 2970WX CPU with batch size of 1", one thread.
 PAPER_NETWORK = "resnet34"
-PAPER_LATENCY = (PaperRow(0.5218, 0.2717), PaperRow(0.3777, 0.1978), PaperRow(0.2586, 0.1108))
+PAPER_LATENCY = tuple(
+    Saved(macs=row.values["reduction"][0] / 100, latency=row.values["latency_reduction"][0] / 100)
+    for row in paper_tables()["latency"].rows
+)
 
 
 def paper_rows(result: Result) -> list[dict[str, Any]]:

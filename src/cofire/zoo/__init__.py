@@ -6,15 +6,17 @@ a run folder takes ``zoo.folder(NAME)``.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from cofire.errors import unknown
+from cofire.errors import FileError, unknown
 from cofire.files import read_json
 from cofire.persistence import load as load_folder
+from cofire.text import percent
 
 _HERE = Path(__file__).parent
 
@@ -30,6 +32,11 @@ class Entry:
     n: int
     top1: float
     reduction: dict[str, float]
+
+    def __str__(self) -> str:
+        saved = f", {percent(self.reduction['executed'])} of the MACs saved" if self.method != "dense" else ""
+        told = f"{self.network} on {self.data}, {self.method}: top-1 {percent(self.top1, 2)} on {self.n} images{saved}"
+        return f"{self.name}: {told}"
 
 
 def names() -> list[str]:
@@ -58,6 +65,14 @@ def entry(name: str) -> Entry:
         top1=test["top1"],
         reduction=test["reduction"],
     )
+
+
+def copy(name: str, out: str | Path) -> Path:
+    """A copy of the model's run folder, which must not exist yet."""
+    try:
+        return Path(shutil.copytree(folder(name), out))
+    except OSError as error:
+        raise FileError(f"{out} must be a new folder that can be written: {error}") from error
 
 
 def load(name: str) -> nn.Module:

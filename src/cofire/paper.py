@@ -1,0 +1,69 @@
+"""The paper's numbers, from paper.toml: the only place they are written down."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Budget = Literal["short", "paper"]
+"""What a row may cost: our recipes for two cores, or the paper's own settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRow:
+    """One row: what the paper says, and the recipes that make it.
+
+    Args:
+        values: column -> what is printed, in per cent or hours; one value, or one per run.
+        recipes: budget -> name of a recipe, its path below ``recipes/`` without the suffix.
+    """
+
+    network: str
+    method: str
+    values: dict[str, list[float]]
+    recipes: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperTable:
+    """One table.
+
+    Args:
+        columns: keys of the rows' values, in the order of print.
+        seeds: how many runs of each row are asked for.
+    """
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    seeds: int
+    rows: tuple[PaperRow, ...]
+
+
+def paper_tables() -> dict[str, PaperTable]:
+    """Name -> table."""
+    text = (Path(__file__).parent / "paper.toml").read_text(encoding="utf-8")
+    return {name: _table(name, part) for name, part in tomllib.loads(text).items()}
+
+
+def _table(name: str, part: dict[str, Any]) -> PaperTable:
+    columns = tuple(part["columns"])
+    return PaperTable(
+        name=name,
+        title=part["title"],
+        columns=columns,
+        seeds=part.get("seeds", 1),
+        rows=tuple(_row(row, columns) for row in part["rows"]),
+    )
+
+
+def _row(row: dict[str, Any], columns: tuple[str, ...]) -> PaperRow:
+    found = {column: row[column] for column in columns if column in row}
+    return PaperRow(
+        network=row["network"],
+        method=row["method"],
+        values={column: value if isinstance(value, list) else [value] for column, value in found.items()},
+        recipes={budget: row[budget] for budget in ("short", "paper") if budget in row},
+    )

@@ -1,0 +1,230 @@
+"""The paper's tables with our numbers beside them: read from result files, or run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+from rich.table import Table
+
+from cofire.errors import ConfigError, FileError, unknown
+from cofire.experiment import Experiment, parse_experiment, read_experiment
+from cofire.files import write_json
+from cofire.paper import Budget, PaperRow, PaperTable, paper_tables
+from cofire.runs import runs_root, train_experiment
+from cofire.text import rendered
+
+Result = dict[str, Any]
+"""What `cofire train` writes to result.json."""
+
+NOT_RUN = "not run"
+_HEADINGS = {
+    "top1": "top-1 %",
+    "drop": "drop",
+    "reduction": "MACs saved %",
+    "estimated": "estimated %",
+    "hours": "hours",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the paper, and our results for it, one per seed; ``dense`` are those of its network's baseline."""
+
+    paper: PaperRow
+    recipe: str | None
+    results: list[Result]
+    dense: list[Result]
+
+    def ours(self, column: str) -> list[float]:
+        """Our values, one per seed; empty if the row was not run or has no such value."""
+        if column == "drop":
+            dense = _values("top1", self.dense)
+            return [mean(dense) - top1 for top1 in _values("top1", self.results)] if dense else []
+        return _values(column, self.results)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """A table of the paper with ours beside it."""
+
+    table: PaperTable
+    budget: Budget
+    rows: list[Row]
+
+    def headings(self) -> list[str]:
+        """One for each cell of a row."""
+        pairs = [f"{whose}: {_HEADINGS[column]}" for column in self.table.columns for whose in ("paper", "ours")]
+        return ["network", "method", *pairs, "`executed` %", "`+heads` %", "epochs", "n", "seeds"]
+
+    def cells(self, row: Row) -> list[str]:
+        """A row as text."""
+        cells = [row.paper.network, row.paper.method]
+        for column in self.table.columns:
+            missing = NOT_RUN if row.paper.recipes and not row.results else ""
+            cells += [_cell(row.paper.values.get(column, [])), _cell(row.ours(column)) or missing]
+        return [*cells, _cell(row.ours("executed")), _cell(row.ours("executed+heads")), *_circumstances(row.results)]
+
+    def __str__(self) -> str:
+        return rendered(self.__rich__(), width=160)  # a terminal may wrap long lines, which beats squeezing cells
+
+    def __rich__(self) -> Table:
+        title = f"{self.table.title}; {self.budget} recipes"
+        table = Table(title=title, title_justify="left", caption=self.machines(), caption_justify="left")
+        for number, heading in enumerate(self.headings()):
+            named = number < 2
+            table.add_column(heading.replace("`", ""), justify="left" if named else "right", no_wrap=named)
+        for row in self.rows:
+            table.add_row(*self.cells(row))
+        return table
+
+    def machines(self) -> str:
+        """Where our numbers were made."""
+        machines = [result["provenance"]["machine"] for row in self.rows for result in row.results]
+        return "; ".join(sorted({f"{machine['cores']} cores, {machine['cpu']}" for machine in machines}))
+
+    def to_markdown(self, *, only_run: bool = False) -> str:
+        """As a Markdown table, of all rows or of those that were run."""
+        rows = [self.cells(row) for row in self.rows if row.results or not only_run]
+        lines = [self.headings(), ["---"] * len(self.headings()), *rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Numbers as lists over seeds, with what each was made by."""
+        columns = (*self.table.columns, "executed", "executed+heads")
+        rows = [
+            {
+                "network": row.paper.network,
+                "method": row.paper.method,
+                "recipe": row.recipe,
+                "paper": row.paper.values,
+                "ours": {column: row.ours(column) for column in columns},
+                "provenance": [result["provenance"] for result in row.results],
+            }
+            for row in self.rows
+        ]
+        return {"table": self.table.name, "title": self.table.title, "budget": self.budget, "rows": rows}
+
+
+def reproduce(
+    name: str,
+    *,
+    budget: Budget = "short",
+    recipes: str | Path = "recipes",
+    results: str | Path = "results",
+    only: str = "",
+) -> Reproduction:
+    """A table of the paper, our numbers read from the result files.
+
+    A file counts for a row if it was made by the row's recipe as it stands, whatever the seed.
+
+    Args:
+        name: one of `tables`.
+        budget: whose recipes: ``short`` ones for two cores, or the ``paper``'s.
+        recipes: folder of the recipes.
+        results: folder of the result files, at any depth.
+        only: rows whose network and method contain this text.
+    """
+    if name not in tables():
+        raise unknown("table of the paper:", name, tables())
+    table, recipes = paper_tables()[name], Path(recipes)
+    if not recipes.is_dir():
+        raise FileError(f"{recipes} must be the folder of cofire's recipes; run this in a clone, or pass --recipes")
+    found = list(_read_results(Path(results)))
+    baselines: dict[str, list[Result]] = {}
+    rows = []
+    for paper in table.rows:
+        recipe = paper.recipes.get(budget)
+        mine = _results_of(read_experiment(recipes / f"{recipe}.toml"), found) if recipe else []
+        if paper.method == "baseline":
+            baselines[paper.network] = mine
+        if only.lower() in f"{paper.network}, {paper.method}".lower():
+            rows.append(Row(paper=paper, recipe=recipe, results=mine, dense=baselines.get(paper.network, [])))
+    if not rows:
+        raise ConfigError(f"no row of table {name!r} contains {only!r}")
+    return Reproduction(table=table, budget=budget, rows=rows)
+
+
+def tables() -> list[str]:
+    """The tables that `reproduce` can make."""
+    return [name for name, table in paper_tables().items() if set(table.columns) <= _HEADINGS.keys()]
+
+
+def run_missing(
+    reproduction: Reproduction,
+    *,
+    recipes: str | Path = "recipes",
+    results: str | Path = "results",
+    seeds: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Run or resume what has no result yet; runs go to `runs_root`, each result is written as soon as it is there.
+
+    Args:
+        seeds: how many of each row; default: as many as the table asks for.
+        say: told what is being done.
+    """
+    for row in reproduction.rows:
+        if row.recipe is None:
+            continue
+        there = {result["experiment"]["train"]["seed"] for result in row.results}
+        for seed in range(reproduction.table.seeds if seeds is None else seeds):
+            if seed not in there:
+                _run(row.recipe, seed, Path(recipes), Path(results), say)
+
+
+def _run(recipe: str, seed: int, recipes: Path, results: Path, say: Callable[[str], None]) -> None:
+    experiment = read_experiment(recipes / f"{recipe}.toml", [f"train.seed={seed}"])
+    kind, _, dense = (experiment.backbone.weights or "").partition(":")
+    if kind == "run" and not (runs_root() / dense / "result.json").exists():
+        _run(dense, 0, recipes, results, say)
+    name = f"{recipe}-s{seed}" if seed else recipe
+    say(f"{name}: run or resumed in {runs_root() / name}")
+    result = train_experiment(experiment, runs_root() / name)
+    write_json(results / f"{recipe}-s{seed}.json", result)
+
+
+def _read_results(folder: Path) -> Iterator[tuple[Experiment, Result]]:
+    for path in sorted(folder.rglob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(result, dict) and "experiment" in result:
+            yield _without_seed(parse_experiment(result["experiment"])), result
+
+
+def _results_of(experiment: Experiment, found: Sequence[tuple[Experiment, Result]]) -> list[Result]:
+    wanted = _without_seed(experiment)
+    return [result for made_by, result in found if made_by == wanted]
+
+
+def _without_seed(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, seed=0))
+
+
+def _values(column: str, results: Sequence[Result]) -> list[float]:
+    if column == "hours":
+        return [sum(epoch["seconds"] for epoch in result["epochs"]) / 3600 for result in results]
+    if column == "estimated":
+        known = [result["estimated"] for result in results if result.get("estimated")]
+        return [100 * estimated["cascade"]["paper"] for estimated in known]
+    if column == "top1":
+        return [100 * result["test"]["top1"] for result in results]
+    return [100 * result["test"]["reduction"]["paper" if column == "reduction" else column] for result in results]
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    return f"{mean(values):.2f}" + (f" ± {pstdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _circumstances(results: Sequence[Result]) -> list[str]:
+    """Epochs, test images and seeds."""
+    if not results:
+        return [""] * 3
+    seeds = sorted(result["experiment"]["train"]["seed"] for result in results)
+    return [str(len(results[0]["epochs"])), str(results[0]["test"]["n"]), ", ".join(map(str, seeds))]

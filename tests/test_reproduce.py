@@ -1,0 +1,138 @@
+"""The paper's tables with ours beside them: numbers come from result files, by the recipe that made them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import ROOT
+
+from cofire import ConfigError, FileError, cli, paper, reproduce
+from cofire.paper import PaperTable, paper_tables
+
+RECIPES = ROOT / "recipes"
+
+
+@pytest.fixture
+def own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two tiny recipes, a dense one and one gated from it, and a table of the paper that names them."""
+    dense = {"name": "synthetic", "batch_size": 8, "args": {"train": 16, "test": 8, "shape": [1, 8, 8]}}
+    args = ", ".join(f"{key} = {json.dumps(value)}" for key, value in dense["args"].items())
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "dense.toml").write_text(
+        f'[data]\nname = "synthetic"\nbatch_size = 8\nargs = {{ {args} }}\n'
+        '[backbone]\nname = "resnet8_digits"\n[train]\nepochs = 1\n'
+    )
+    (tmp_path / "recipes" / "gated.toml").write_text(
+        'extends = "dense.toml"\n[backbone]\nweights = "run:dense"\n[gate]\nratio = 0.8\n'
+    )
+    rows = [
+        {"network": "Net", "method": "baseline", "top1": 90.0, "short": "dense"},
+        {"network": "Net", "method": "FTWT", "top1": [88.0, 90.0], "drop": 1.0, "reduction": 50, "short": "gated"},
+        {"network": "Net", "method": "of others", "top1": 80.0},
+        {"network": "Net", "method": "long", "top1": 70.0, "paper": "gated"},
+    ]
+    table = paper._table("own", {"title": "Own", "columns": ["top1", "drop", "reduction"], "seeds": 2, "rows": rows})
+    monkeypatch.setattr(reproduce, "paper_tables", lambda: {"own": table})
+    monkeypatch.setenv("COFIRE_RUNS", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def made(folder: Path, **arguments: Any) -> reproduce.Reproduction:
+    return reproduce.reproduce("own", recipes=folder / "recipes", results=folder / "results", **arguments)
+
+
+def run(folder: Path, **arguments: Any) -> reproduce.Reproduction:
+    reproduce.run_missing(made(folder), recipes=folder / "recipes", results=folder / "results", **arguments)
+    return made(folder)
+
+
+@pytest.mark.parametrize("table", paper_tables().values(), ids=lambda table: table.name)
+def test_every_recipe_that_a_table_names_exists(table: PaperTable) -> None:
+    named = [recipe for row in table.rows for recipe in row.recipes.values()]
+    assert [recipe for recipe in named if not (RECIPES / f"{recipe}.toml").exists()] == []
+
+
+def test_the_papers_means_and_spreads_follow_from_its_runs() -> None:
+    printed = {"VGG16-BN": (93.19, 73.19), "ResNet-56": (92.63, 66.43), "MobileNetV1": (91.06, 78.53)}
+    rows = {row.network: row.values for row in reversed(paper_tables()["errorbars"].rows)}
+    for network, means in printed.items():
+        for column, value in zip(("top1", "reduction"), means, strict=True):
+            assert sum(rows[network][column]) / 3 == pytest.approx(value, abs=0.011)
+
+
+@pytest.mark.parametrize("row", paper_tables()["imagenet"].rows, ids=lambda row: f"{row.network}, {row.method}")
+def test_only_the_papers_own_rows_and_those_it_can_be_compared_with_have_recipes(row: paper.PaperRow) -> None:
+    of_others = {"LCCL", "SFP, static", "FPGM, static", "PFP-B, static", "FBS"}
+    assert bool(row.recipes) == (row.method not in of_others)
+
+
+def test_what_was_not_run_says_so(own_table: Path) -> None:
+    cells = [found.cells(row) for found in [made(own_table)] for row in found.rows]
+    assert [row[3] for row in cells] == ["not run", "not run", "", "not run"]
+    assert [row[2] for row in cells] == ["90.00", "89.00 ± 1.00", "80.00", "70.00"]
+
+
+def test_running_a_table_makes_what_it_needs_and_reads_it_back(own_table: Path) -> None:
+    found = run(own_table)
+    dense, gated = found.rows[:2]
+    assert [len(dense.results), len(gated.results)] == [2, 2]
+    assert [result["experiment"]["train"]["seed"] for result in gated.results] == [0, 1]
+    files = {path.relative_to(own_table / "results").as_posix() for path in (own_table / "results").rglob("*.json")}
+    assert files == {f"{name}-s{seed}.json" for name in ("dense", "gated") for seed in (0, 1)}
+    top1 = [100 * result["test"]["top1"] for result in gated.results]
+    assert gated.ours("top1") == top1
+    mean = sum(dense.ours("top1")) / 2
+    assert gated.ours("drop") == pytest.approx([mean - value for value in top1])
+    assert gated.ours("reduction") == [100 * result["test"]["reduction"]["paper"] for result in gated.results]
+    assert dense.ours("reduction") == [0.0, 0.0]
+
+
+def test_results_are_made_only_once(own_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(own_table, seeds=1)
+    monkeypatch.setattr(reproduce, "train_experiment", lambda *_: pytest.fail("it was there"))
+    assert [len(row.results) for row in run(own_table, seeds=1).rows] == [1, 1, 0, 0]
+
+
+def test_a_result_of_another_recipe_does_not_count(own_table: Path) -> None:
+    run(own_table, seeds=1)
+    recipe = own_table / "recipes" / "gated.toml"
+    recipe.write_text(recipe.read_text().replace("0.8", "0.7"))
+    assert [len(row.results) for row in made(own_table).rows] == [1, 0, 0, 0]
+
+
+def test_only_keeps_the_rows_that_contain_the_text(own_table: Path) -> None:
+    assert [row.paper.method for row in made(own_table, only="ftwt").rows] == ["FTWT"]
+    with pytest.raises(ConfigError, match="no row of table 'own' contains 'nothing'"):
+        made(own_table, only="nothing")
+
+
+def test_the_markdown_of_what_was_run_has_a_line_for_each(own_table: Path) -> None:
+    found = run(own_table, seeds=1)
+    assert len(found.to_markdown().splitlines()) == 2 + 4
+    short = found.to_markdown(only_run=True).splitlines()
+    assert len(short) == 2 + 2
+    assert {line.count("|") for line in short} == {len(found.headings()) + 1}
+
+
+def test_a_table_without_a_recipe_folder_says_where_to_run(own_table: Path) -> None:
+    with pytest.raises(FileError, match=r"must be the folder of cofire's recipes; run this in a clone"):
+        reproduce.reproduce("own", recipes=own_table / "nowhere")
+
+
+@pytest.mark.parametrize("name", reproduce.tables())
+def test_every_table_of_the_paper_is_printed(name: str, capsys: Any) -> None:
+    cli.reproduce(name, recipes=RECIPES, results=ROOT / "results")
+    printed = capsys.readouterr().out
+    assert paper_tables()[name].title[:20] in printed
+    assert "not run" in printed
+    as_json = reproduce.reproduce(name, recipes=RECIPES, results=ROOT / "results").to_json()
+    assert len(as_json["rows"]) == len(paper_tables()[name].rows)
+    json.dumps(as_json)
+
+
+def test_an_unknown_table_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match=r"cifar1"):
+        reproduce.reproduce("cifar1", recipes=RECIPES)

@@ -70,6 +70,8 @@ The files, in the data's way; each imports only from files above it:
     reproduce.py         the paper's tables with ours beside them
     demo.py              the whole method on digits
     export.py            model -> ONNX
+    analysis/
+        decisions.py     what every gate decided for a whole set, as bits
     bench/
         rounds.py        interleaved timings
         masks.py         random masks of a wanted cost
@@ -86,7 +88,7 @@ The files, in the data's way; each imports only from files above it:
     cli.py               the command line
 """
 
-from cofire import data, signatures, zoo
+from cofire import analysis, data, signatures, zoo
 from cofire.backbones import (
     Backbone,
     create_backbone,
@@ -151,6 +153,7 @@ __all__ = [
     "Uniform",
     "Unit",
     "Units",
+    "analysis",
     "compile",
     "cost",
     "create_backbone",

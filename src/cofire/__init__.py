@@ -72,6 +72,17 @@ The files, in the data's way; each imports only from files above it:
     export.py            model -> ONNX
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
+    shift/
+        corruptions.py   pictures -> worse pictures
+        loading.py       the batches of a set under a corruption
+        calibration.py   Brier score and expected calibration error
+        drift.py         how far masks moved
+        paper.py         the paper's shift tables
+        results.py       what models did under shift, as JSON and tables
+        plot.py          the same as a figure
+        measure.py       shift(models, images) -> Shift
+        runs.py          finished runs -> models and their images
+        command.py       its command line
     bench/
         rounds.py        interleaved timings
         masks.py         random masks of a wanted cost
@@ -118,6 +129,7 @@ from cofire.provenance import version as _version
 from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
 from cofire.recipe import Recipe
 from cofire.runtime.engine import Engine, compile, load_program
+from cofire.shift import Shift, shift
 from cofire.training import FitResult, fit
 from cofire.units import Placement, Unit, Units
 
@@ -146,6 +158,7 @@ __all__ = [
     "PruneConfig",
     "Recipe",
     "Report",
+    "Shift",
     "Solution",
     "Taylor",
     "TraceError",
@@ -172,6 +185,7 @@ __all__ = [
     "register_criterion",
     "register_gate",
     "save",
+    "shift",
     "signatures",
     "solve_ratio",
     "trace",

@@ -31,6 +31,7 @@ from cofire.reproduce import run_missing, tables
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
 from cofire.runtime.program import read as read_program
+from cofire.shift.command import shift
 
 app = typer.Typer(
     name="cofire",
@@ -171,6 +172,7 @@ def run(
 
 
 app.command(name="bench")(bench)
+app.command(name="shift")(shift)
 
 
 @app.command()

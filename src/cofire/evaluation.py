@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ from cofire.gating import GatedModel
 from cofire.graph import trace
 from cofire.text import percent, rendered
 from cofire.tracing import evaluating
+
+Watch = Callable[[Tensor, Tensor], None]
+"""Sees (logits_BK, label_B)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,14 @@ def bar(share: float, width: int = 20) -> str:
     return "█" * full + "░" * (width - full)
 
 
-def evaluate(model: nn.Module, loader: AnyLoader, *, text: str = "evaluating", dense_macs: int | None = None) -> Report:
+def evaluate(
+    model: nn.Module,
+    loader: AnyLoader,
+    *,
+    text: str = "evaluating",
+    dense_macs: int | None = None,
+    watch: Watch | None = None,
+) -> Report:
     """Accuracy and cost of ``model``, gated or plain, in eval mode.
 
     Args:
@@ -91,8 +102,9 @@ def evaluate(model: nn.Module, loader: AnyLoader, *, text: str = "evaluating", d
         text: what the progress bar says; empty for none.
         dense_macs: what reductions are shares of. Default: the model's own MACs with nothing switched off; for a pruned
             model those of the network it was cut from are of more interest.
+        watch: sees the logits and labels of each batch; ``model.masks`` are those of the batch then.
     """
-    sums = _Sums(model, dense_macs)
+    sums = _Sums(model, dense_macs, watch)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for x_BCHW, label_B in feed(loader, text):
         if label_B is None:
@@ -111,8 +123,8 @@ def check_labels(label_B: Tensor, classes: int) -> None:
 class _Sums:
     """Sums over batches, so that memory does not grow with the set."""
 
-    def __init__(self, model: nn.Module, whole: int | None) -> None:
-        self.model, self.whole = model, whole
+    def __init__(self, model: nn.Module, whole: int | None, watch: Watch | None) -> None:
+        self.model, self.whole, self.watch = model, whole, watch
         self.n = 0
         self.sums: dict[Any, float] = defaultdict(float)
         self.classes: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
@@ -140,6 +152,8 @@ class _Sums:
             counts = self.classes[label]
             counts[:] = counts[0] + 1, counts[1] + right, counts[2] + share
         self.n += len(x_BCHW)
+        if self.watch is not None:
+            self.watch(logits_BK, label_B)
 
     def _forward(self, x_BCHW: Tensor) -> Tensor:
         if not isinstance(self.model, GatedModel):

@@ -136,7 +136,7 @@ def _ranking_images(experiment: Experiment, sets: Sets) -> Loader:
     return sets.train.take(slice(0, 2000)).loader(experiment.data.batch_size)
 
 
-def _whole_macs(experiment: Experiment, sets: Sets) -> int | None:
+def whole_macs(experiment: Experiment, sets: Sets) -> int | None:
     """MACs of the backbone before pruning; None where nothing is pruned."""
     if experiment.prune is None:
         return None
@@ -236,7 +236,7 @@ def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:
 
 def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> Report:
     loader = sets.test.loader(experiment.data.eval_batch_size)
-    return evaluate(model, loader, text=text, dense_macs=_whole_macs(experiment, sets))
+    return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets))
 
 
 def compile_run(run: str | Path) -> Engine:

@@ -206,7 +206,7 @@ class Loader:
         if self.train and self.batch_size % world:
             raise ConfigError(f"batch_size must be a multiple of world, got {self.batch_size} over {world}")
         n, share = len(self.images), slice(rank, None, world)
-        order_N = torch.randperm(n, generator=_generator(self.seed, epoch)) if self.train else torch.arange(n)
+        order_N = torch.randperm(n, generator=random_stream(self.seed, epoch)) if self.train else torch.arange(n)
         return (self._batch(order_N, epoch, step, share) for step in range(start, len(self)))
 
     def _batch(self, order_N: Tensor, epoch: int, step: int, share: slice) -> Batch:
@@ -215,7 +215,7 @@ class Loader:
         pixels_BCHW = self.images.pixels_NCHW.index_select(0, row_B)
         if self.augment != "none":
             # Drawn for the whole batch and for both kinds alike: neither ranks nor flips move a crop.
-            generator = _generator(self.seed, epoch, step)
+            generator = random_stream(self.seed, epoch, step)
             corner_2B = torch.randint(0, 2 * self.pad + 1, (2, len(whole_B)), generator=generator)
             flip_B = torch.rand(len(whole_B), generator=generator) < 0.5
             if self.augment == "crop":
@@ -249,7 +249,7 @@ def crop_flip(pixels_BCHW: Tensor, top_B: Tensor, left_B: Tensor, flip_B: Tensor
     return padded_BCP.gather(2, index_BHW.view(b, 1, h * w).expand(b, c, h * w)).view(b, c, h, w)
 
 
-def _generator(*key: int) -> torch.Generator:
+def random_stream(*key: int) -> torch.Generator:
     """A random stream of its own for each key; neighbouring keys give unrelated streams."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=4).digest()  # torch's CPU seeds have 32 bits
     return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

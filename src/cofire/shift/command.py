@@ -1,0 +1,71 @@
+"""``cofire shift``: the command line of `shift`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cofire.errors import ConfigError
+from cofire.files import write_json
+from cofire.provenance import provenance
+from cofire.shift.corruptions import corruption, list_corruptions
+from cofire.shift.measure import PAPER
+from cofire.shift.measure import shift as measure
+from cofire.shift.plot import library_for
+from cofire.shift.plot import plot as draw
+from cofire.shift.runs import read_runs
+
+
+def shift(
+    run: Annotated[Path, typer.Argument(help="Folder of a run that `cofire train` made.", metavar="RUN")],
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another run on the same data: dense, gated, pruned. May be repeated.", metavar="RUN"),
+    ] = None,
+    corruptions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--corruption",
+            help=f"One of {', '.join(list_corruptions())}; NAME=0.1,0.2 sets its severities. May be repeated. "
+            f"Default: {' and '.join(PAPER)}, as in the paper.",
+            metavar="NAME",
+        ),
+    ] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="How many test images, each class its share; default: all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is random.")] = 0,
+    classes: Annotated[bool, typer.Option("--classes", help="Also each class, at the highest severities.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw Brier score and top-1 by severity: .svg, .png, .pdf.")] = None,
+) -> None:
+    """Test images get worse: accuracy, calibration, cost and masks of runs under blur, noise and more."""
+    plan = dict(map(_severities, corruptions or PAPER))
+    if plot is not None:
+        library_for(plot)  # raises now, not after the measuring
+    origin = provenance()
+    runs = read_runs([run, *(compare or ())])
+    few = runs.images if images is None or images >= len(runs.images) else runs.images.split(images)[1]
+    result = measure(runs.models, few, plan, seed=seed, batch_size=runs.batch_size, dense_macs=runs.dense_macs)
+    out = Console()
+    out.print(result, markup=False)
+    if classes:
+        for name in plan:
+            out.print(result.per_class(name), markup=False)
+    if json is not None:
+        write_json(json, {"provenance": origin, "runs": runs.described, **result.to_json()})
+    if plot is not None:
+        draw(result, plot)
+
+
+def _severities(text: str) -> tuple[str, tuple[float, ...]]:
+    """``NAME`` or ``NAME=0.1,0.2`` as name and severities."""
+    name, given, numbers = text.partition("=")
+    own = corruption(name).severities
+    try:
+        return name, tuple(float(number) for number in numbers.split(",")) if given else own
+    except ValueError:
+        raise ConfigError(f"--corruption {name}= takes numbers separated by commas, got {numbers!r}") from None

@@ -1,0 +1,48 @@
+"""The batches of a set under a corruption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from cofire.data.images import Batch, Images
+from cofire.shift.corruptions import Corruption, Pictures
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShiftedLoader:
+    """The batches ``(x_BCHW, label_B)`` of a set, corrupted, then normalised as ever; in the set's own order.
+
+    An image's pixels are the same whatever ``batch_size`` is. With severity 0 the batches are those of
+    ``images.loader``, bit for bit.
+
+    Args:
+        seed: of what is random. A higher severity gets the same noise, scaled.
+    """
+
+    images: Images
+    batch_size: int
+    corruption: Corruption
+    severity: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.corruption.check(self.severity)
+
+    def __len__(self) -> int:
+        """Batches of the set."""
+        return len(self.images.loader(self.batch_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.severity == 0:
+            return iter(self.images.loader(self.batch_size))
+        return map(self._batch, torch.arange(len(self.images)).split(self.batch_size))
+
+    def _batch(self, index_B: torch.Tensor) -> Batch:
+        images = self.images.take(index_B)
+        pictures = Pictures(
+            pixels_BCHW=images.pixels_NCHW.float() / 255, index_B=index_B, std=images.std, seed=self.seed
+        )
+        return images.normalise(255 * self.corruption(pictures, self.severity)), images.label_N

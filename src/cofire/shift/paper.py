@@ -1,0 +1,44 @@
+"""The paper's shift tables, read from the data file beside."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from cofire.strict import structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRow:
+    """Brier scores at one severity; ``ftwt`` has the softmax."""
+
+    severity: float
+    dense: float
+    ftwt: float
+    taylor: float
+    uniform: float
+    without_softmax: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """What the paper measured: ``brier`` maps a corruption to its rows, by rising severity."""
+
+    network: str
+    data: str
+    flops_saved: float
+    brier: dict[str, tuple[PaperRow, ...]]
+
+    def rows(self, data: str, corruption: str) -> dict[float, PaperRow]:
+        """Severity -> row for images of a set; empty where the paper has none for that set."""
+        same = data.split()[:1] == [self.data]  # sets are called "cifar10 test"
+        return {row.severity: row for row in self.brier.get(corruption, ())} if same else {}
+
+
+@cache
+def paper() -> Paper:
+    """The paper's numbers."""
+    text = resources.files(__package__).joinpath("paper.toml").read_text(encoding="utf-8")
+    return structure(Paper, tomllib.loads(text), "paper.toml")

@@ -1,0 +1,210 @@
+"""What models did under shift: a point for each model, corruption and severity; as JSON and as tables."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from cofire.cost import COLUMNS
+from cofire.evaluation import Report
+from cofire.shift.drift import Drift
+from cofire.shift.paper import paper
+from cofire.text import rendered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One model on all images at one severity.
+
+    Args:
+        severity: in the corruption's unit; 0 is clean.
+        brier: mean Brier score, in [0, 2].
+        ece: expected calibration error, in [0, 1].
+        report: accuracy, the three cost columns and keep rates, as `evaluate` gives them; per class too.
+        drift: of the masks from the clean ones; None for a model without gates.
+    """
+
+    severity: float
+    brier: float
+    ece: float
+    report: Report
+    drift: Drift | None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON values, those of the report among them."""
+        drift = None if self.drift is None else dataclasses.asdict(self.drift)
+        own = {"severity": self.severity, "brier": self.brier, "ece": self.ece, "drift": drift}
+        return own | self.report.to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shift:
+    """Models under shift; made by `shift`, prints as tables.
+
+    Args:
+        data: name of the set.
+        n: number of images.
+        classes: names of the classes.
+        seed: of what is random.
+        bins: of the calibration error.
+        units: corruption -> what its severities count.
+        softmax: model -> whether its heads have a softmax; no model without such heads.
+        clean: model -> its point without any corruption.
+        points: corruption -> model -> its points, one per severity in the order asked for.
+    """
+
+    data: str
+    n: int
+    classes: tuple[str, ...]
+    seed: int
+    bins: int
+    units: dict[str, str]
+    softmax: dict[str, bool]
+    clean: dict[str, Point]
+    points: dict[str, dict[str, tuple[Point, ...]]]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models in the order given."""
+        return tuple(self.clean)
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as JSON values, the paper's Brier scores among them where the set is the paper's."""
+        return {
+            "data": self.data,
+            "n": self.n,
+            "seed": self.seed,
+            "bins": self.bins,
+            "classes": list(self.classes),
+            "softmax": self.softmax,
+            "clean": {model: point.to_json() for model, point in self.clean.items()},
+            "corruptions": {
+                name: {
+                    "unit": self.units[name],
+                    "models": {model: [point.to_json() for point in points] for model, points in by_model.items()},
+                    "paper": [dataclasses.asdict(row) for row in paper().rows(self.data, name).values()],
+                }
+                for name, by_model in self.points.items()
+            },
+        }
+
+    def __str__(self) -> str:
+        return rendered(self.__rich__())
+
+    def __rich__(self) -> Group:
+        parts = [self._clean(), *(part for name in self.points for part in (self._brier(name), self._measures(name)))]
+        with_softmax, without = ([m for m in self.models if self.softmax.get(m) is has] for has in (True, False))
+        if with_softmax and without:
+            parts.append(self._softmax(with_softmax[0], without[0]))
+        return Group(*parts)
+
+    def _clean(self) -> Group:
+        table = _table(("model",), ("Brier", "top-1 %", "ECE", *(f"saved %, {column}" for column in COLUMNS)))
+        for model, point in self.clean.items():
+            report = point.report
+            costs = (_percent(report.reduction[column]) for column in COLUMNS)
+            table.add_row(model, f"{point.brier:.3f}", _percent(report.top1, 2), f"{point.ece:.3f}", *costs)
+        return _titled(f"clean: {self.n} images of {self.data}; MACs saved in three columns", table)
+
+    def _brier(self, name: str) -> Group:
+        """The paper's form: a row for each severity, a column for each model; the paper's own beside."""
+        rows = paper().rows(self.data, name)
+        published = ("dense", "FTWT", "Taylor", "uniform") if rows else ()
+        table = _table(("severity",), (*self.models, *(f"paper: {what}" for what in published)))
+        for points in zip(*self.points[name].values(), strict=True):
+            severity = points[0].severity
+            row = rows.get(severity)
+            theirs = (row.dense, row.ftwt, row.taylor, row.uniform) if row else (None,) * len(published)
+            table.add_row(f"{severity:g}", *(f"{point.brier:.3f}" for point in points), *map(_published, theirs))
+        note = f"; the paper's are of {paper().network}" if rows else ""
+        return _titled(f"{name}: Brier score, 0 to 2, by severity: {self.units[name]}{note}", table)
+
+    def _measures(self, name: str) -> Group:
+        drifts = ("keep rate %", "flipped %", "routes %")
+        table = _table(("model",), ("severity", "top-1 %", "ECE", "saved %", *drifts))
+        for model, points in self.points[name].items():
+            for point in points:
+                total = point.drift.total if point.drift else None
+                moved = (total.keep_rate, total.flipped, total.routes) if total else ()
+                table.add_row(
+                    model if point is points[0] else "",
+                    f"{point.severity:g}",
+                    _percent(point.report.top1, 2),
+                    f"{point.ece:.3f}",
+                    _percent(point.report.reduction["executed"]),
+                    *map(_percent, moved),
+                )
+            table.add_section()
+        title = f"{name}: accuracy, calibration error, MACs saved (executed), and how far from clean the masks are"
+        return _titled(title, table)
+
+    def _softmax(self, model: str, without: str) -> Group:
+        """The paper's third: heads with and without softmax, the corruptions side by side."""
+        heads: list[str] = []
+        columns: list[list[str]] = []
+        for name, by_model in self.points.items():
+            severities = [point.severity for point in by_model[model]]
+            heads += [name, "with", "without"]
+            columns.append([f"{severity:g}" for severity in severities])
+            columns += [[f"{point.brier:.3f}" for point in by_model[which]] for which in (model, without)]
+            if rows := paper().rows(self.data, name):
+                heads += ["paper: with", "paper: without"]
+                found = [rows.get(severity) for severity in severities]
+                columns.append([_published(row.ftwt if row else None) for row in found])
+                columns.append([_published(row.without_softmax if row else None) for row in found])
+        table = _table((), heads)
+        for cells in zip_longest(*columns, fillvalue=""):
+            table.add_row(*cells)
+        return _titled(f"Brier score with softmax in the heads ({model}) and without ({without})", table)
+
+    def per_class(self, name: str) -> Group:
+        """Each class, clean and at the highest severity of a corruption: its top-1 beside its compute."""
+        table = _table(("model", "class"), ("n", "top-1 %", "lost", "saved %", "change"))
+        worst = 0.0
+        for model, points in self.points[name].items():
+            shifted = max(points, key=lambda point: point.severity)
+            worst = shifted.severity
+            for row, (label, after) in enumerate(shifted.report.per_class.items()):
+                before = self.clean[model].report.per_class[label]
+                table.add_row(
+                    "" if row else model,
+                    self.classes[label],
+                    str(after.n),
+                    _percent(after.top1),
+                    _percent(before.top1 - after.top1),
+                    _percent(after.reduction),
+                    f"{100 * (after.reduction - before.reduction):+.1f}",
+                )
+            table.add_section()
+        return _titled(
+            f"{name} {worst:g}: top-1 and MACs saved (executed) of each class, and the points since clean", table
+        )
+
+
+def _table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """An empty table; the columns of ``right`` are numbers."""
+    table = Table()
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", vertical="bottom")
+    return table
+
+
+def _titled(title: str, table: Table) -> Group:
+    return Group(Text(title, style="italic"), table, "")
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f}"
+
+
+def _published(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,89 @@
+"""The runs of `cofire train` as what `shift` compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from cofire.data.images import Images
+from cofire.errors import ConfigError, FileError
+from cofire.experiment import as_table, read_run
+from cofire.files import read_json
+from cofire.persistence import load
+from cofire.runs import read_sets, whole_macs
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Runs:
+    """Finished runs on one data set, by the names of their folders.
+
+    Args:
+        models: name -> model.
+        dense_macs: name -> MACs before pruning, for runs that were pruned.
+        images: the test set of them all.
+        described: name -> experiment and provenance of the run as JSON values.
+    """
+
+    models: dict[str, nn.Module]
+    dense_macs: dict[str, int]
+    images: Images
+    batch_size: int
+    described: dict[str, Any]
+
+
+def read_runs(folders: Sequence[Path]) -> Runs:
+    """Models and test set of finished runs.
+
+    Raises:
+        FileError: a folder holds no finished run.
+        ConfigError: the runs are on different data sets, or a folder is named twice.
+    """
+    names = _names(folders)
+    results = {name: _result(folder) for name, folder in names.items()}
+    experiments = {name: read_run(folder) for name, folder in names.items()}
+    first, *others = experiments
+    part = experiments[first].data
+    for name in others:
+        other = experiments[name].data
+        if (other.name, other.args) != (part.name, part.args):
+            raise ConfigError(
+                f"runs must be on one data set: {first} is on {part.name} {part.args or ''}, "
+                f"{name} on {other.name} {other.args or ''}; compare them apart"
+            )
+    sets = read_sets(experiments[first])
+    whole = {name: whole_macs(experiment, sets) for name, experiment in experiments.items()}
+    return Runs(
+        models={name: load(folder) for name, folder in names.items()},
+        dense_macs={name: macs for name, macs in whole.items() if macs is not None},
+        images=sets.test,
+        batch_size=part.eval_batch_size,
+        described={
+            name: {"experiment": as_table(experiment), "provenance": results[name].get("provenance")}
+            for name, experiment in experiments.items()
+        },
+    )
+
+
+def _names(folders: Sequence[Path]) -> dict[str, Path]:
+    """Folders by their own names, by their paths where two have the same."""
+    resolved = [folder.resolve() for folder in folders]
+    if twice := [folder for folder, path in zip(folders, resolved, strict=True) if resolved.count(path) > 1]:
+        raise ConfigError(f"every run must be named once, got {twice[0]} more than once")
+    short = [path.name for path in resolved]
+    unique = len(set(short)) == len(short)
+    return dict(zip(short if unique else map(str, folders), folders, strict=True))
+
+
+def _result(folder: Path) -> Any:
+    """What ``result.json`` of a finished run says."""
+    if not (folder / "experiment.json").exists():
+        raise FileError(
+            f"{folder} holds no run: it has no experiment.json; `cofire train RECIPE --out {folder}` makes it"
+        )
+    if not (folder / "result.json").exists():
+        raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
+    return read_json(folder / "result.json")

@@ -69,13 +69,15 @@ def read_runs(folders: Sequence[Path]) -> Runs:
 
 
 def _names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders by their own names, by their paths where two have the same."""
-    resolved = [folder.resolve() for folder in folders]
-    if twice := [folder for folder, path in zip(folders, resolved, strict=True) if resolved.count(path) > 1]:
-        raise ConfigError(f"every run must be named once, got {twice[0]} more than once")
-    short = [path.name for path in resolved]
-    unique = len(set(short)) == len(short)
-    return dict(zip(short if unique else map(str, folders), folders, strict=True))
+    """Folders by their own names, with as many folders above as it takes to tell them apart."""
+    paths = [folder.resolve() for folder in folders]
+    for folder, path in zip(folders, paths, strict=True):
+        if paths.count(path) > 1:
+            raise ConfigError(f"every run must be named once, got {folder} more than once")
+    depth = 1
+    while len(names := {"/".join(path.parts[-depth:]): path for path in paths}) < len(paths):
+        depth += 1
+    return names
 
 
 def _result(folder: Path) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,10 +43,15 @@ class PaperTable:
     rows: tuple[PaperRow, ...]
 
 
+@cache
+def read_paper() -> dict[str, Any]:
+    """Everything in paper.toml, table by table."""
+    return tomllib.loads((Path(__file__).parent / "paper.toml").read_text(encoding="utf-8"))
+
+
 def paper_tables() -> dict[str, PaperTable]:
-    """Name -> table."""
-    text = (Path(__file__).parent / "paper.toml").read_text(encoding="utf-8")
-    return {name: _table(name, part) for name, part in tomllib.loads(text).items()}
+    """Name -> table, of those that have rows of networks and methods."""
+    return {name: _table(name, part) for name, part in read_paper().items() if "rows" in part}
 
 
 def _table(name: str, part: dict[str, Any]) -> PaperTable:

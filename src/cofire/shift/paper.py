@@ -1,12 +1,11 @@
-"""The paper's shift tables, read from the data file beside."""
+"""The paper's shift tables."""
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
+from cofire.paper import read_paper
 from cofire.strict import structure
 
 
@@ -40,5 +39,4 @@ class Paper:
 @cache
 def paper() -> Paper:
     """The paper's numbers."""
-    text = resources.files(__package__).joinpath("paper.toml").read_text(encoding="utf-8")
-    return structure(Paper, tomllib.loads(text), "paper.toml")
+    return structure(Paper, read_paper()["shift"], "paper.toml [shift]")

@@ -33,7 +33,10 @@ ratio = 0.8
 epochs = 1
 lr = 0.05
 """
-COMMANDS = ["estimate", "solve", "train", "eval", "compile", "run", "bench", "shift", "info", "data", "demo"]
+COMMANDS = [
+    *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift"),
+    *("reproduce", "zoo", "info", "data", "demo"),
+]
 # Ctrl-C must reach it also where the tests run in the background of a shell, which lets its children ignore it.
 START = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from cofire.cli import main; main()"
 

@@ -55,7 +55,7 @@ def entry(name: str) -> Entry:
     """What is known of a model."""
     result: dict[str, Any] = read_json(folder(name) / "result.json")
     experiment, test = result["experiment"], result["test"]
-    gate = experiment["gate"]
+    gate = experiment.get("gate")
     return Entry(
         name=name,
         network=experiment["backbone"]["name"],

@@ -57,7 +57,7 @@ def slow_crop_flip(pixels_CHW: Tensor, top: int, left: int, flip: bool, pad: int
 # Batches
 
 
-@pytest.mark.parametrize("augment", ["none", "crop", "crop-flip"])
+@pytest.mark.parametrize("augment", ["none", "crop", "crop-flip", "resized-crop-flip"])
 def test_a_batch_is_a_function_of_seed_epoch_and_step(augment):
     def first(seed, epoch, step):
         return next(numbered().loader(8, train=True, augment=augment, seed=seed).batches(epoch, start=step))[0]
@@ -94,9 +94,11 @@ def test_starting_late_does_not_make_the_skipped_batches(monkeypatch):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("train", [True, False])
-def test_ranks_share_out_exactly_the_global_batch(train, world):
-    loader = numbered(41).loader(8, train=train, augment="crop-flip" if train else "none")
+@pytest.mark.parametrize(
+    ("train", "augment"), [(True, "none"), (True, "crop-flip"), (True, "resized-crop-flip"), (False, "none")]
+)
+def test_ranks_share_out_exactly_the_global_batch(train, augment, world):
+    loader = numbered(41).loader(8, train=train, augment=augment)
     ranks = [list(loader.batches(1, rank=rank, world=world)) for rank in range(world)]
     for step, (x, label) in enumerate(loader.batches(1)):
         for rank in range(world):
@@ -321,7 +323,7 @@ def test_synthetic_images_are_deterministic_and_learnable():
 
 
 def test_sources_are_found_by_name():
-    assert data.list_sources() == ["cifar10", "cifar100", "digits", "pictures", "synthetic"]
+    assert data.list_sources() == ["cifar10", "cifar100", "digits", "imagenet", "pictures", "synthetic"]
     train, test = data.source("synthetic", train=30, test=10, shape=[1, 4, 4], classes=2)
     assert (len(train), len(test)) == (30, 10)
     assert train.pixels_NCHW.shape[1:] == (1, 4, 4)

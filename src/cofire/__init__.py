@@ -8,11 +8,16 @@ The files, in the data's way; each imports only from files above it:
     files.py             files that are whole or not there
     paper.py             the paper's numbers
     data/
-        images.py        images in memory, and the batches they are fed in
+        augmenting.py    what training does to pictures
+        images.py        sets of images, and the batches they are fed in
         feeding.py       any loader -> checked batches
         decoding.py      encoded pictures -> pixels
+        folders.py       folders of pictures: which files, which classes
+        shards.py        encoded pictures in a few large files
+        stored.py        images that are decoded batch by batch
+        imagenet.py      class folders or Parquet -> shards
         archives.py      the original archives of CIFAR -> files of pixels
-        sources.py       digits, CIFAR, folders, synthetic images
+        sources.py       digits, CIFAR, ImageNet, folders, synthetic images
     backbones/
         registry.py      create_backbone, list_backbones, load_weights
         vgg.py           VGG 11 to 19, CIFAR and ImageNet

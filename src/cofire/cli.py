@@ -218,16 +218,25 @@ def prepare(
     name: Annotated[str | None, typer.Argument(help="Set to prepare, read and check; nothing: list them.")] = None,
     origin: Annotated[
         Path | None,
-        typer.Option("--from", help="The original archive or its unpacked folder; else it is downloaded."),
+        typer.Option("--from", help="The original archive or its folder; else CIFAR is downloaded."),
     ] = None,
+    shorter: Annotated[
+        int | None, typer.Option(min=1, help="Of imagenet: resize larger pictures to this shorter side (256).")
+    ] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Of imagenet: leave damaged pictures out, counted and named.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """The data sets cofire knows; with a name, bring it into the data folder (COFIRE_DATA) and check it."""
     if name is None:
         _show(as_json, data.list_sources(), "\n".join(data.list_sources()))
         return
-    sets = data.prepare(name, origin)
-    described = [{"name": s.name, "n": len(s), "shape": list(s.pixels_NCHW.shape[1:])} for s in sets]
+    options: dict[str, Any] = {} if shorter is None else {"shorter": shorter}
+    if skip_unreadable:
+        options["unreadable"] = "skip"
+    sets = data.prepare(name, origin, **options)
+    described = [{"name": s.name, "n": len(s), "shape": list(s.shape)} for s in sets]
     _show(as_json, described, "\n".join(map(repr, sets)))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cofire.data.images import Augment
+from cofire.data.augmenting import Augment
 from cofire.errors import ConfigError, FileError, unknown
 from cofire.files import read_json
 from cofire.gates.base import GateConfig, gate_types

@@ -15,7 +15,7 @@ from torch import nn
 from cofire import data, signatures, zoo
 from cofire.backbones import create_backbone
 from cofire.cost import cost
-from cofire.data.images import Images, Loader
+from cofire.data.images import AbstractImages, Loader
 from cofire.errors import ConfigError, FileError
 from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
@@ -37,9 +37,9 @@ from cofire.training import FitResult, fit, processes
 class Sets:
     """The images of an experiment."""
 
-    train: Images
-    val: Images | None
-    test: Images
+    train: AbstractImages
+    val: AbstractImages | None
+    test: AbstractImages
 
 
 def read_sets(experiment: Experiment) -> Sets:
@@ -59,7 +59,7 @@ def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
     model = _whole_model(experiment, sets)
     if experiment.prune is None:
         return model
-    return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=_shape(sets))
+    return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=sets.train.shape)
 
 
 def runs_root() -> Path:
@@ -97,7 +97,7 @@ def _whole_model(experiment: Experiment, sets: Sets) -> nn.Module:
             raise ConfigError(f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}")
     else:
         model = create_backbone(part.name, weights=weights, **args)
-    trace(model, _shape(sets))  # raises if the images do not fit
+    trace(model, sets.train.shape)  # raises if the images do not fit
     return model
 
 
@@ -107,7 +107,7 @@ def build_gated(experiment: Experiment, sets: Sets) -> nn.Module:
     if experiment.gate is None:
         return model
     config = gate_config(experiment, model, sets) if isinstance(experiment.gate, FTWT) else experiment.gate
-    return gate(model, config, input_shape=_shape(sets))
+    return gate(model, config, input_shape=sets.train.shape)
 
 
 def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
@@ -120,11 +120,11 @@ def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
         return config
     if part.kind == "uniform":
         assert part.keep is not None
-        signature = signatures.uniform(model, config, part.keep, _shape(sets))
+        signature = signatures.uniform(model, config, part.keep, sets.train.shape)
     elif part.kind == "taylor":
         assert part.macs is not None
         images = _ranking_images(experiment, sets)
-        signature = signatures.taylor(model, config, images, macs=part.macs, input_shape=_shape(sets))
+        signature = signatures.taylor(model, config, images, macs=part.macs, input_shape=sets.train.shape)
     else:
         assert part.path is not None
         signature = signatures.read(part.path)
@@ -141,7 +141,7 @@ def whole_macs(experiment: Experiment, sets: Sets) -> int | None:
     if experiment.prune is None:
         return None
     args = {"num_classes": len(sets.test.classes), **experiment.backbone.args}
-    return cost(trace(create_backbone(experiment.backbone.name, **args), _shape(sets)), {}).dense_total
+    return cost(trace(create_backbone(experiment.backbone.name, **args), sets.train.shape), {}).dense_total
 
 
 def _training_images(experiment: Experiment, sets: Sets, images: int) -> Loader:
@@ -243,11 +243,6 @@ def compile_run(run: str | Path) -> Engine:
     """A finished run's model as an engine that takes pixels in [0, 1]: the run's normalisation is its first op."""
     test = read_sets(read_run(run)).test
     return Engine(normalised(lower(load(run)), test.mean, test.std))
-
-
-def _shape(sets: Sets) -> tuple[int, int, int]:
-    _, channels, height, width = sets.train.pixels_NCHW.shape
-    return channels, height, width
 
 
 def _result(

@@ -16,7 +16,7 @@ from cofire.bench.peers import COMPILED, PEERS, PYTORCH
 from cofire.bench.program import bench_program
 from cofire.bench.run import Plan, own_plan, random_plan
 from cofire.bench.run import bench as run_bench
-from cofire.data import Images
+from cofire.data import AbstractImages
 from cofire.errors import ConfigError, DataError
 from cofire.experiment import read_run
 from cofire.files import write_json
@@ -122,19 +122,17 @@ def _shape(text: str) -> Shape | None:
     return channels, height, width
 
 
-def _images(name: str, shape: Shape) -> Images:
+def _images(name: str, shape: Shape) -> AbstractImages:
     if Path(name).is_dir():
         return data.folder(name, size=shape[1], labelled=False)
     return data.source(name)[1]
 
 
-def _pixels(images: Images, count: int, shape: Shape) -> torch.Tensor:
+def _pixels(images: AbstractImages, count: int, shape: Shape) -> torch.Tensor:
     """The first ``count`` images as a network sees them."""
-    found = tuple(images.pixels_NCHW.shape[1:])
-    if found != shape:
-        raise DataError(f"{images.name}: images must have shape {shape}, that of the model, got {found}")
-    few = images.take(slice(count))
-    return few.normalise(few.pixels_NCHW)
+    if images.shape != shape:
+        raise DataError(f"{images.name}: images must have shape {shape}, that of the model, got {images.shape}")
+    return images.normalise(images.pixels(torch.arange(min(count, len(images)))))
 
 
 def _random(shape: Shape, seed: int) -> torch.Tensor:

@@ -14,10 +14,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 from safetensors import safe_open
@@ -71,7 +72,7 @@ def decode(
     """
     if size < 1:
         raise ConfigError(f"size of pictures must be at least 1, got {size}")
-    pillow = require("PIL.Image", package="pillow", extra="data")
+    require("PIL.Image", package="pillow", extra="data")
     pixels_NCHW = np.empty((len(pictures), 3, size, size), dtype=np.uint8)
     readable = torch.ones(len(pictures), dtype=torch.bool)
     console = Console(stderr=True)
@@ -79,9 +80,7 @@ def decode(
     shown = track(pictures, "decoding", console=console, transient=True, disable=not console.is_terminal)
     for n, (name, content) in enumerate(shown):
         try:
-            file = io.BytesIO(content) if isinstance(content, bytes) else content
-            with pillow.open(file, formats=FORMATS) as image:
-                pixels_NCHW[n] = np.asarray(fit(_rgb(image))).transpose(2, 0, 1)
+            pixels_NCHW[n] = channels_first(fit(open_rgb(content)))
         except Exception as error:  # each of Pillow's decoders has its own: OSError, SyntaxError, ...
             if unreadable == "error":
                 raise DataError(f"picture {name} cannot be read: {error}") from error
@@ -93,14 +92,33 @@ def decode(
     return decoded[row_N] if skipped else decoded, row_N
 
 
+def open_rgb(content: Path | bytes) -> Image:
+    """One encoded picture, decoded, 8 bits in each of red, green and blue; raises whatever Pillow's decoder does."""
+    pillow = require("PIL.Image", package="pillow", extra="data")
+    with pillow.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
+        if image.mode[0] in "IF":  # Pillow would clip these to 255 instead of scaling them
+            raise ValueError(f"must have 8 bits per channel, got Pillow's mode {image.mode}")
+        rgb: Image = image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")
+        return rgb
+
+
+def channels_first(image: Image) -> NDArray[np.uint8]:
+    """The pixels of an RGB picture, (3, H, W)."""
+    return np.asarray(image).transpose(2, 0, 1)
+
+
 def centre(image: Image, size: int, shorter: int) -> Image:
     """The middle size x size pixels, after resizing so that the shorter side is ``shorter`` (>= size)."""
-    short = min(image.size)
-    if short != shorter:
-        width, height = (side * shorter // short for side in image.size)
-        image = image.resize((width, height), importlib.import_module("PIL.Image").Resampling.BILINEAR)
+    if min(image.size) != shorter:
+        image = resized(image, shorter)
     left, top = (round((side - size) / 2) for side in image.size)
     return image.crop((left, top, left + size, top + size))
+
+
+def resized(image: Image, shorter: int) -> Image:
+    """The picture with its shorter side ``shorter`` pixels long, by bilinear interpolation with antialiasing."""
+    width, height = (side * shorter // min(image.size) for side in image.size)
+    return image.resize((width, height), importlib.import_module("PIL.Image").Resampling.BILINEAR)
 
 
 def exactly(image: Image, size: int) -> Image:
@@ -113,7 +131,7 @@ def exactly(image: Image, size: int) -> Image:
 def read_parquet(path: Path, size: int, fit: Fit) -> Decoded:
     """Pixels, labels and class names of a Parquet file with columns ``image{bytes, path}`` and ``label``.
 
-    Class names are the JSON list ``class_names`` of the file's metadata, else the labels as text.
+    Class names are those of the file's metadata (`class_names`), else the labels as text.
     """
     parquet = require("pyarrow.parquet", package="pyarrow", extra="data")
     if not path.is_file():
@@ -123,13 +141,24 @@ def read_parquet(path: Path, size: int, fit: Fit) -> Decoded:
         rows = table.column("image").to_pylist()
         pictures = [(f"{row['path'] or n} of {path}", bytes(row["bytes"])) for n, row in enumerate(rows)]
         labels = [int(label) for label in table.column("label").to_pylist()]
-        named = (table.schema.metadata or {}).get(b"class_names")
-        classes = json.loads(named) if named else range(max(labels, default=-1) + 1)
+        classes = class_names(table.schema) or range(max(labels, default=-1) + 1)
     except Exception as error:  # damaged bytes, missing columns, nulls: pyarrow's errors, KeyError, TypeError
         hint = "must be Parquet with columns image{bytes, path} and label"
         raise FileError(f"{path} {hint}: {error}") from error
     label_N = torch.tensor(labels, dtype=torch.int64)
     return decode(pictures, size, fit)[0], label_N, tuple(str(name) for name in classes)
+
+
+def class_names(schema: Any) -> list[str]:
+    """What the metadata of a Parquet file calls its classes; none where it does not say.
+
+    Understood are the JSON list ``class_names``, and the ClassLabel that Hugging Face's datasets write.
+    """
+    metadata = schema.metadata or {}
+    if b"class_names" in metadata:
+        return [str(name) for name in json.loads(metadata[b"class_names"])]
+    features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+    return [str(name) for name in features.get("label", {}).get("names", ())]
 
 
 def read_parquet_once(path: Path, size: int, fit: Fit, prefix: str) -> Decoded:
@@ -153,12 +182,6 @@ def read_parquet_once(path: Path, size: int, fit: Fit, prefix: str) -> Decoded:
     except FileError as error:
         logger.warning("decoded pictures of %s are not cached: %s", path, error)
     return decoded
-
-
-def _rgb(image: Image) -> Image:
-    if image.mode[0] in "IF":  # Pillow would clip these to 255 instead of scaling them
-        raise ValueError(f"must have 8 bits per channel, got Pillow's mode {image.mode}")
-    return image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")
 
 
 def _read_cache(cache: Path) -> Decoded:

@@ -1,8 +1,8 @@
-"""Images in memory, and the batches they are fed in.
+"""Sets of images, and the batches they are fed in.
 
-All pictures of a set are one uint8 tensor, so a batch is an indexing operation and needs no worker processes.
-What a batch holds is a function of (seed, epoch, step) alone: a run can be stopped, resumed at any step, or
-spread over several processes, and still sees the same pictures.
+Where a set fits into memory its pictures are one uint8 tensor, so that a batch is an indexing operation and needs
+no worker processes. What a batch holds is a function of (seed, epoch, step) alone: a run can be stopped, resumed at
+any step, or spread over several processes, and still sees the same pictures.
 
 Shapes: N images, B rows of a batch, C channels, H height, W width.
 """
@@ -10,32 +10,31 @@ Shapes: N images, B rows of a batch, C channels, H height, W width.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import partial
+from typing import Any, Self, final, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from cofire.data.augmenting import Augment, crop_flip, flipped, random_boxes, resized_crop, stream
 from cofire.errors import ConfigError, DataError, unknown
 
-Augment = Literal["none", "crop", "crop-flip"]
 Batch = tuple[Tensor, Tensor | None]  # normalised x_BCHW, and label_B where there are labels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Images:
-    """A set of equally large pictures with or without labels.
+class AbstractImages(ABC):
+    """A set of pictures with or without labels, given out equally large.
 
     A network sees ``(pixels / 255 - mean) / std``; the normalisation belongs to the set, so that training,
     evaluation and export cannot disagree about it.
 
     Args:
-        pixels_NCHW: uint8, (N, C, H, W), N >= 1.
         label_N: int64, (N,), each in [0, len(classes)); None for unlabelled pictures.
         classes: name of each class.
         mean: one value per channel, for pixels in [0, 1].
@@ -43,35 +42,60 @@ class Images:
         name: what error texts and reports call the set.
     """
 
-    pixels_NCHW: Tensor
     label_N: Tensor | None
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     name: str
 
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every picture as it is given out."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def pixels(self, row_B: Tensor) -> Tensor:
+        """The pictures of some rows as they are evaluated: uint8, (B, C, H, W).
+
+        Args:
+            row_B: int64, in [0, N).
+        """
+
+    @abstractmethod
+    def sizes(self, row_B: Tensor) -> Tensor:
+        """Height and width of the pictures behind some rows, from which boxes can be cut: int64, (B, 2)."""
+
+    @abstractmethod
+    def crops(self, row_B: Tensor, box_B4: Tensor) -> Tensor:
+        """One box of each picture, resized to `shape`: uint8, (B, C, H, W).
+
+        Args:
+            row_B: int64, in [0, N).
+            box_B4: top, left, height, width, int64, inside of `sizes`.
+        """
+
+    @abstractmethod
+    def _held(self, rows: slice | Tensor) -> dict[str, Any]:
+        """The fields, labels apart, of the set of these rows."""
+
     def __post_init__(self) -> None:
-        pixels_NCHW, label_N = self.pixels_NCHW, self.label_N
-        if pixels_NCHW.dtype != torch.uint8 or pixels_NCHW.ndim != 4:
-            raise DataError(
-                f"{self.name}: pixels must be a uint8 tensor (N, C, H, W), "
-                f"got {pixels_NCHW.dtype} {tuple(pixels_NCHW.shape)}"
-            )
-        if len(pixels_NCHW) == 0:
+        if len(self) == 0:
             raise DataError(f"{self.name} has no images")
-        if pixels_NCHW.numel() == 0:
-            raise DataError(f"{self.name}: images must have pixels, got shape {tuple(pixels_NCHW.shape)}")
-        channels = pixels_NCHW.shape[1]
+        channels = self.shape[0]
         for field, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != channels or not all(math.isfinite(value) for value in values):
                 raise DataError(f"{self.name}: {field} must be {channels} finite values, one per channel, got {values}")
         if min(self.std) <= 0:
             raise DataError(f"{self.name}: std must be above 0, got {self.std}")
+        label_N = self.label_N
         if label_N is None:
             return
-        if label_N.dtype != torch.int64 or label_N.shape != pixels_NCHW.shape[:1]:
+        if label_N.dtype != torch.int64 or label_N.shape != (len(self),):
             raise DataError(
-                f"{self.name}: labels must be an int64 tensor ({len(pixels_NCHW)},), "
+                f"{self.name}: labels must be an int64 tensor ({len(self)},), "
                 f"got {label_N.dtype} {tuple(label_N.shape)}"
             )
         low, high = int(label_N.min()), int(label_N.max())
@@ -80,15 +104,12 @@ class Images:
                 f"{self.name}: labels must be in 0..{len(self.classes) - 1}, one per class, got {low}..{high}"
             )
 
-    def __len__(self) -> int:
-        return len(self.pixels_NCHW)
-
     def __repr__(self) -> str:
-        n, c, h, w = self.pixels_NCHW.shape
+        c, h, w = self.shape
         labels = "unlabelled" if self.label_N is None else f"{len(self.classes)} classes"
-        return f"Images({self.name!r}: {n} x {c}x{h}x{w}, {labels})"
+        return f"{type(self).__name__}({self.name!r}: {len(self)} x {c}x{h}x{w}, {labels})"
 
-    def take(self, rows: slice | Sequence[int] | Tensor) -> Images:
+    def take(self, rows: slice | Sequence[int] | Tensor) -> Self:
         """The given images, in the given order.
 
         Args:
@@ -99,9 +120,9 @@ class Images:
             if rows.numel() == 0:
                 raise DataError(f"{self.name}: rows must name at least one image, got none")
         label_N = None if self.label_N is None else self.label_N[rows]
-        return dataclasses.replace(self, pixels_NCHW=self.pixels_NCHW[rows], label_N=label_N)
+        return dataclasses.replace(self, label_N=label_N, **self._held(rows))
 
-    def split(self, n: int, seed: int = 0) -> tuple[Images, Images]:
+    def split(self, n: int, seed: int = 0) -> tuple[Self, Self]:
         """The set without ``n`` held-out images, and those ``n``; every class gives its fair share.
 
         The k-th image of a class (in a shuffled order) waits at (k + 1/2) / size of the class, and the first
@@ -138,6 +159,58 @@ class Images:
         """Batches of this set; see `Loader`."""
         return Loader(images=self, batch_size=batch_size, train=train, augment=augment, pad=pad, seed=seed)
 
+    def made(self, batches: Iterable[Callable[[], Batch]]) -> Iterator[Batch]:
+        """The batches one after the other, each made when it is asked for; a set that must decode may work ahead."""
+        return (make() for make in batches)
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Images(AbstractImages):
+    """A set of equally large pictures in memory.
+
+    Args:
+        pixels_NCHW: uint8, (N, C, H, W), N >= 1.
+        label_N, classes, mean, std, name: as in `AbstractImages`.
+    """
+
+    pixels_NCHW: Tensor
+
+    def __post_init__(self) -> None:
+        pixels_NCHW = self.pixels_NCHW
+        if pixels_NCHW.dtype != torch.uint8 or pixels_NCHW.ndim != 4:
+            raise DataError(
+                f"{self.name}: pixels must be a uint8 tensor (N, C, H, W), "
+                f"got {pixels_NCHW.dtype} {tuple(pixels_NCHW.shape)}"
+            )
+        if len(pixels_NCHW) and pixels_NCHW.numel() == 0:
+            raise DataError(f"{self.name}: images must have pixels, got shape {tuple(pixels_NCHW.shape)}")
+        super().__post_init__()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        _, channels, height, width = self.pixels_NCHW.shape
+        return channels, height, width
+
+    def __len__(self) -> int:
+        return len(self.pixels_NCHW)
+
+    def pixels(self, row_B: Tensor) -> Tensor:
+        """The pictures of some rows: uint8, (B, C, H, W)."""
+        return self.pixels_NCHW.index_select(0, row_B)
+
+    def sizes(self, row_B: Tensor) -> Tensor:
+        """H and W for each row: int64, (B, 2)."""
+        return torch.tensor(self.shape[1:]).expand(len(row_B), 2)
+
+    def crops(self, row_B: Tensor, box_B4: Tensor) -> Tensor:
+        """One box of each picture, enlarged to H x W: uint8, (B, C, H, W)."""
+        return resized_crop(self.pixels(row_B), box_B4)
+
+    def _held(self, rows: slice | Tensor) -> dict[str, Any]:
+        return {"pixels_NCHW": self.pixels_NCHW[rows]}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loader:
@@ -152,12 +225,13 @@ class Loader:
         batch_size: images per batch over all ranks, at least 1; at most ``len(images)`` in training.
         train: shuffle, augment, drop the last partial batch.
         augment: "none"; "crop": pad with black, cut out the old size at a random place; "crop-flip": and
-            mirror every second image, at random. Only in training.
-        pad: black pixels added on each side before the crop.
+            mirror every second image, at random; "resized-crop-flip": a random box (`random_boxes`) resized, and
+            mirrored likewise. Only in training.
+        pad: black pixels added on each side before "crop" and "crop-flip".
         seed: of order and augmentation.
     """
 
-    images: Images
+    images: AbstractImages
     batch_size: int
     train: bool = False
     augment: Augment = "none"
@@ -206,50 +280,31 @@ class Loader:
         if self.train and self.batch_size % world:
             raise ConfigError(f"batch_size must be a multiple of world, got {self.batch_size} over {world}")
         n, share = len(self.images), slice(rank, None, world)
-        order_N = torch.randperm(n, generator=random_stream(self.seed, epoch)) if self.train else torch.arange(n)
-        return (self._batch(order_N, epoch, step, share) for step in range(start, len(self)))
+        order_N = torch.randperm(n, generator=stream(self.seed, epoch)) if self.train else torch.arange(n)
+        steps = range(start, len(self))
+        return self.images.made(partial(self._batch, order_N, epoch, step, share) for step in steps)
 
     def _batch(self, order_N: Tensor, epoch: int, step: int, share: slice) -> Batch:
         whole_B = order_N[step * self.batch_size : (step + 1) * self.batch_size]
         row_B = whole_B[share]
-        pixels_BCHW = self.images.pixels_NCHW.index_select(0, row_B)
-        if self.augment != "none":
-            # Drawn for the whole batch and for both kinds alike: neither ranks nor flips move a crop.
-            generator = random_stream(self.seed, epoch, step)
-            corner_2B = torch.randint(0, 2 * self.pad + 1, (2, len(whole_B)), generator=generator)
-            flip_B = torch.rand(len(whole_B), generator=generator) < 0.5
-            if self.augment == "crop":
-                flip_B.fill_(False)
-            top_B, left_B = corner_2B[:, share]
-            pixels_BCHW = crop_flip(pixels_BCHW, top_B, left_B, flip_B[share], self.pad)
+        if self.augment == "none":
+            pixels_BCHW = self.images.pixels(row_B)
+        else:
+            pixels_BCHW = self._augmented(whole_B, share, stream(self.seed, epoch, step))
         label_N = self.images.label_N
         return self.images.normalise(pixels_BCHW), None if label_N is None else label_N[row_B]
 
-
-def crop_flip(pixels_BCHW: Tensor, top_B: Tensor, left_B: Tensor, flip_B: Tensor, pad: int) -> Tensor:
-    """Each image padded with zeros, cut to its old size at its own corner, then mirrored where asked.
-
-    Args:
-        pixels_BCHW: any dtype.
-        top_B: first row of the cut in the padded image, int64 in [0, 2 * pad].
-        left_B: first column, likewise.
-        flip_B: bool; True mirrors left and right.
-        pad: zeros added on each side.
-
-    Returns:
-        a new tensor of the same shape and dtype.
-    """
-    b, c, h, w = pixels_BCHW.shape
-    padded_BCP = F.pad(pixels_BCHW, (pad, pad, pad, pad)).flatten(2)
-    column_W = torch.arange(w)
-    column_BW = left_B[:, None] + torch.where(flip_B[:, None], column_W.flip(0), column_W)
-    row_BH = top_B[:, None] + torch.arange(h)
-    index_BHW = row_BH[:, :, None] * (w + 2 * pad) + column_BW[:, None, :]
-    # One gather over flattened images crops and flips at once, several times faster than 4-d indexing.
-    return padded_BCP.gather(2, index_BHW.view(b, 1, h * w).expand(b, c, h * w)).view(b, c, h, w)
-
-
-def random_stream(*key: int) -> torch.Generator:
-    """A random stream of its own for each key; neighbouring keys give unrelated streams."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=4).digest()  # torch's CPU seeds have 32 bits
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    def _augmented(self, whole_B: Tensor, share: slice, generator: torch.Generator) -> Tensor:
+        # Drawn for the whole batch: ranks do not move a crop.
+        row_B, n = whole_B[share], len(whole_B)
+        if self.augment == "resized-crop-flip":
+            box_B4 = random_boxes(self.images.sizes(whole_B), generator)
+            flip_B = torch.rand(n, generator=generator) < 0.5
+            return flipped(self.images.crops(row_B, box_B4[share]), flip_B[share])
+        # Drawn for both kinds alike: flips do not move a crop either.
+        corner_2B = torch.randint(0, 2 * self.pad + 1, (2, n), generator=generator)
+        flip_B = torch.rand(n, generator=generator) < 0.5
+        if self.augment == "crop":
+            flip_B.fill_(False)
+        top_B, left_B = corner_2B[:, share]
+        return crop_flip(self.images.pixels(row_B), top_B, left_B, flip_B[share], self.pad)

@@ -1,4 +1,4 @@
-"""Where images come from: each function reads one kind of source and returns `Images`."""
+"""Where images come from: each function reads one kind of source and returns its images."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from cofire.data.archives import ARCHIVES, read_prepared
 from cofire.data.archives import prepare as prepare_archive
 from cofire.data.decoding import cache_root, centre, decode, exactly, read_parquet, read_parquet_once, require
-from cofire.data.images import Images
-from cofire.errors import ConfigError, DataError, FileError, unknown
+from cofire.data.folders import check_same_classes, class_folders, existing, pictures_below
+from cofire.data.imagenet import SUMMARY, check_prepared, open_prepared
+from cofire.data.imagenet import prepare as prepare_imagenet
+from cofire.data.images import AbstractImages, Images
+from cofire.data.shards import Shards
+from cofire.data.stored import StoredImages
+from cofire.errors import ConfigError, FileError, unknown
 
 # The colour statistics of ImageNet, with which most published weights of the field were trained.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 def digits() -> tuple[Images, Images]:
@@ -91,20 +97,75 @@ def _cifar(
     return part("train"), part("test")
 
 
-def prepare(name: str, origin: str | Path | None = None, root: str | Path | None = None) -> tuple[Images, Images]:
-    """The (train, test) images of a source, brought into the data folder first if they are not there.
+def imagenet(
+    root: str | Path | None = None,
+    size: int = 224,
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
+) -> tuple[StoredImages, StoredImages]:
+    """ImageNet, or another set prepared by ``cofire data imagenet --from FOLDER``, as (train, val); read lazily.
+
+    The training pictures come in one fixed shuffled order, so that the first few show all classes.
+
+    Args:
+        root: the data folder, as in `cifar10`.
+        size: height and width of the pictures, at least 1.
+        mean: of the normalisation, one value per channel.
+        std: of the normalisation, one value per channel.
+    """
+    home = _home("imagenet", root, holding=SUMMARY)
+    if not (home / SUMMARY).is_file():
+        raise FileError(
+            f"imagenet not found: {home} has no {SUMMARY}; make it from your copy: cofire data imagenet --from FOLDER; "
+            "root= or the variable COFIRE_DATA names the folder that holds imagenet/"
+        )
+    train, val, classes = open_prepared(home)
+
+    def part(name: str, store: Shards, order_N: Tensor) -> StoredImages:
+        return StoredImages(
+            store=store,
+            row_N=order_N,
+            label_N=store.label_N[order_N],
+            classes=classes,
+            size=size,
+            mean=mean,
+            std=std,
+            name=f"imagenet {name}",
+        )
+
+    # RandomState promises never to change its stream.
+    shuffled_N = torch.from_numpy(np.random.RandomState(0).permutation(len(train)))
+    return part("train", train, shuffled_N), part("val", val, torch.arange(len(val)))
+
+
+def prepare(
+    name: str, origin: str | Path | None = None, root: str | Path | None = None, **options: object
+) -> tuple[AbstractImages, AbstractImages]:
+    """The (train, test) images of a source, brought into the data folder first if they are not there, and checked.
 
     Args:
         name: one of `list_sources`.
-        origin: of CIFAR, the original archive or a folder with its files; by default it is downloaded.
+        origin: of CIFAR, the original archive or a folder with its files; by default it is downloaded. Of imagenet, a
+            folder of pictures; by default what was prepared before is read in full and checked.
         root: the data folder, as in `cifar10`.
+        options: of imagenet, ``shorter`` and ``unreadable``: see `cofire.data.imagenet.prepare`.
 
     Raises:
         FileError: no network, a damaged archive, ...; nothing half-written stays.
     """
+    if options and (name != "imagenet" or origin is None):
+        raise ConfigError(f"{name} is prepared without {' and '.join(options)}; imagenet takes them with an origin")
+    if name == "imagenet":
+        home = _home(name, root, holding=SUMMARY)
+        if origin is not None:
+            prepare_imagenet(origin, home, **options)  # type: ignore[arg-type]
+        elif (home / SUMMARY).is_file():
+            check_prepared(home)
+        return source(name, root=str(home.parent))
     if name not in ARCHIVES:
         if origin is not None:
-            raise ConfigError(f"{name} comes with the library; only {' and '.join(ARCHIVES)} are prepared from files")
+            made = ", ".join((*ARCHIVES, "imagenet"))
+            raise ConfigError(f"{name} comes with the library or names its own files; only {made} are prepared")
         return source(name)
     home = _home(name, root)
     if origin is not None or not any(home.glob("train.*")):
@@ -156,27 +217,15 @@ def folder(
         std: of the normalisation, one value per channel.
     """
     root = Path(root).expanduser()
-    if not root.is_dir():
-        raise FileError(f"folder of pictures not found: {root}")
-    groups = [root]
-    if labelled:
-        groups = sorted(group for group in root.iterdir() if group.is_dir() and group.name[0] != ".")
-    if not groups:
-        raise DataError(f"{root} must hold one folder per class, got none; or pass labelled=False")
-    pictures: list[tuple[str, Path | bytes]] = []
-    labels: list[int] = []
-    for label, group in enumerate(groups):
-        files = sorted(file for file in group.rglob("*") if _is_picture(file.relative_to(root)))
-        if not files:
-            raise DataError(f"{group} has no images; suffixes understood: {', '.join(sorted(SUFFIXES))}")
-        pictures += [(str(file), file) for file in files]
-        labels += [label] * len(files)
+    groups = class_folders(root) if labelled else {"": pictures_below(existing(root))}
+    pictures = [(str(file), file) for files in groups.values() for file in files]
+    labels = [label for label, files in enumerate(groups.values()) for _ in files]
     shorter = round(size * 256 / 224)
     pixels_NCHW, row_N = decode(pictures, size, lambda image: centre(image, size, shorter), unreadable)
     return Images(
         pixels_NCHW=pixels_NCHW,
         label_N=torch.tensor(labels)[row_N] if labelled else None,
-        classes=tuple(group.name for group in groups) if labelled else (),
+        classes=tuple(groups) if labelled else (),
         mean=mean,
         std=std,
         name=root.resolve().name,
@@ -211,13 +260,7 @@ def pictures(
     tested, trained = read(test, labelled=True), read(train, labelled)
     if not labelled:
         return dataclasses.replace(trained, label_N=None, classes=tested.classes), tested
-    if trained.classes != tested.classes:
-        lacks = {
-            str(train): sorted(set(tested.classes) - set(trained.classes)),
-            str(test): sorted(set(trained.classes) - set(tested.classes)),
-        }
-        told = "; ".join(f"{place} lacks {', '.join(names[:5])}" for place, names in lacks.items() if names)
-        raise DataError(f"train and test must have the same classes, but {told or 'their order differs'}")
+    check_same_classes({str(train): trained.classes, str(test): tested.classes})
     return trained, tested
 
 
@@ -264,23 +307,24 @@ def _synthetic_pair(
     return synthetic(train + test, shape, classes, seed).split(test)
 
 
-_SOURCES: dict[str, Callable[..., tuple[Images, Images]]] = {
+_SOURCES: dict[str, Callable[..., tuple[AbstractImages, AbstractImages]]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "digits": digits,
+    "imagenet": imagenet,
     "pictures": pictures,
     "synthetic": _synthetic_pair,
 }
 
 
-def source(name: str, **arguments: object) -> tuple[Images, Images]:
+def source(name: str, **arguments: object) -> tuple[AbstractImages, AbstractImages]:
     """The (train, test) images of a source by its name, as recipe files give it.
 
     Args:
         name: one of `list_sources`.
-        arguments: of the source: ``root``, ``mean``, ``std`` for cifar10 and cifar100; those of `pictures`; ``train``,
-            ``test`` (numbers of images), ``shape``, ``classes``, ``seed`` for synthetic; none for digits. Lists count
-            as tuples.
+        arguments: of the source: ``root``, ``mean``, ``std`` for cifar10 and cifar100, and ``size`` for imagenet; those
+            of `pictures`; ``train``, ``test`` (numbers of images), ``shape``, ``classes``, ``seed`` for synthetic; none
+            for digits. Lists count as tuples.
     """
     if name not in _SOURCES:
         raise unknown("data source", name, _SOURCES)
@@ -299,13 +343,9 @@ def list_sources() -> list[str]:
     return sorted(_SOURCES)
 
 
-def _home(name: str, root: str | Path | None) -> Path:
-    """The folder of a set."""
+def _home(name: str, root: str | Path | None, holding: str = "") -> Path:
+    """The folder of a set; the one beside the project counts if it holds what it must."""
     if named := root or os.environ.get("COFIRE_DATA"):
         return Path(named).expanduser() / name
     beside = Path("..") / "shared" / "data" / name
-    return beside.resolve() if beside.is_dir() else cache_root() / name
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)
+    return beside.resolve() if (beside / holding).exists() else cache_root() / name

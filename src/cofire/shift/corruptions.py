@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cofire.data.decoding import require
-from cofire.data.images import random_stream
+from cofire.data.augmenting import stream
 from cofire.errors import ConfigError, DataError, unknown
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Pictures:
     def normal(self) -> Tensor:
         """Standard normal values, float32 (B, C, H, W): those of a picture follow from seed and index alone."""
         shape = self.pixels_BCHW.shape[1:]
-        streams = (random_stream(self.seed, index) for index in self.index_B.tolist())
+        streams = (stream(self.seed, index) for index in self.index_B.tolist())
         return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
 
 

@@ -296,3 +296,21 @@ def test_an_unreadable_picture_is_an_error_or_a_counted_skip(folders: Path, capl
     assert images.pixels_NCHW[:, 0, 0, 0].tolist() == [0, 10, 11]
     assert "1 of 4 pictures cannot be read and are left out" in caplog.text
     assert "cat/1.png" in caplog.text
+
+
+def test_an_unreadable_picture_of_a_parquet_file_is_an_error_or_a_counted_skip(
+    folders: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    whole = (folders / "train" / "dog" / "1.png").read_bytes()
+    rows = [{"bytes": content, "path": f"{n}.png"} for n, content in enumerate((whole, b"not a picture", whole))]
+    table = pa.table({"image": rows, "label": [0, 0, 1]}).replace_schema_metadata({"class_names": '["cat", "dog"]'})
+    parquet.write_table(table, tmp_path / "some.parquet")
+    with pytest.raises(DataError, match=r"picture 1\.png of .*some\.parquet cannot be read"):
+        data.pictures(tmp_path / "some.parquet", folders / "test", size=8)
+    train, _ = data.pictures(tmp_path / "some.parquet", folders / "test", size=8, unreadable="skip")
+    assert train.label_N is not None
+    assert train.label_N.tolist() == [0, 1]
+    assert train.pixels_NCHW[:, 0, 0, 0].tolist() == [11, 11]
+    assert "1 of 3 pictures cannot be read" in caplog.text
+    assert "1.png of" in caplog.text

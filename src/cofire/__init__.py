@@ -15,7 +15,7 @@ The files, in the data's way; each imports only from files above it:
         folders.py       folders of pictures: which files, which classes
         shards.py        encoded pictures in a few large files
         stored.py        images that are decoded batch by batch
-        imagenet.py      class folders or Parquet -> shards
+        layouts.py       ImageNet as class folders or Parquet -> shards
         archives.py      the original archives of CIFAR -> files of pixels
         sources.py       digits, CIFAR, ImageNet, folders, synthetic images
     backbones/

@@ -1,7 +1,7 @@
 """Images: from files, scikit-learn or a formula, to batches ``(x_BCHW, label_B)``.
 
 ``images.py``: what a set is, in memory, and how it is fed; ``decoding.py``: from encoded pictures to pixels;
-``archives.py``: the original archives of CIFAR; ``imagenet.py``, ``shards.py``, ``stored.py``: sets larger than memory;
+``archives.py``: the original archives of CIFAR; ``layouts.py``, ``shards.py``, ``stored.py``: sets larger than memory;
 ``sources.py``: where the pictures come from.
 """
 

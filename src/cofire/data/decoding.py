@@ -128,7 +128,7 @@ def exactly(image: Image, size: int) -> Image:
     return image
 
 
-def read_parquet(path: Path, size: int, fit: Fit) -> Decoded:
+def read_parquet(path: Path, size: int, fit: Fit, unreadable: Literal["error", "skip"] = "error") -> Decoded:
     """Pixels, labels and class names of a Parquet file with columns ``image{bytes, path}`` and ``label``.
 
     Class names are those of the file's metadata (`class_names`), else the labels as text.
@@ -145,8 +145,8 @@ def read_parquet(path: Path, size: int, fit: Fit) -> Decoded:
     except Exception as error:  # damaged bytes, missing columns, nulls: pyarrow's errors, KeyError, TypeError
         hint = "must be Parquet with columns image{bytes, path} and label"
         raise FileError(f"{path} {hint}: {error}") from error
-    label_N = torch.tensor(labels, dtype=torch.int64)
-    return decode(pictures, size, fit)[0], label_N, tuple(str(name) for name in classes)
+    pixels_NCHW, row_N = decode(pictures, size, fit, unreadable)
+    return pixels_NCHW, torch.tensor(labels, dtype=torch.int64)[row_N], tuple(str(name) for name in classes)
 
 
 def class_names(schema: Any) -> list[str]:

@@ -61,7 +61,7 @@ def read_header(folder: Path, number: int) -> dict[str, Any]:
 
 def remove_shards(folder: Path, first: int) -> None:
     """Remove the shards from number ``first`` on."""
-    for index in folder.glob("*.safetensors"):
+    for index in folder.glob("[0-9]*.safetensors"):
         if int(index.stem) >= first:
             index.unlink()
             index.with_suffix(".pictures").unlink(missing_ok=True)

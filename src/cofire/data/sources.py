@@ -18,9 +18,9 @@ from cofire.data.archives import ARCHIVES, read_prepared
 from cofire.data.archives import prepare as prepare_archive
 from cofire.data.decoding import cache_root, centre, decode, exactly, read_parquet, read_parquet_once, require
 from cofire.data.folders import check_same_classes, class_folders, existing, pictures_below
-from cofire.data.imagenet import SUMMARY, check_prepared, open_prepared
-from cofire.data.imagenet import prepare as prepare_imagenet
 from cofire.data.images import AbstractImages, Images
+from cofire.data.layouts import SUMMARY, check_prepared, open_prepared
+from cofire.data.layouts import prepare as prepare_imagenet
 from cofire.data.shards import Shards
 from cofire.data.stored import StoredImages
 from cofire.errors import ConfigError, FileError, unknown
@@ -148,7 +148,7 @@ def prepare(
         origin: of CIFAR, the original archive or a folder with its files; by default it is downloaded. Of imagenet, a
             folder of pictures; by default what was prepared before is read in full and checked.
         root: the data folder, as in `cifar10`.
-        options: of imagenet, ``shorter`` and ``unreadable``: see `cofire.data.imagenet.prepare`.
+        options: of imagenet, ``shorter`` and ``unreadable``: see `cofire.data.layouts.prepare`.
 
     Raises:
         FileError: no network, a damaged archive, ...; nothing half-written stays.
@@ -174,7 +174,11 @@ def prepare(
 
 
 def imagenet_parquet(
-    path: str | Path, size: int = 224, mean: tuple[float, ...] = MEAN, std: tuple[float, ...] = STD
+    path: str | Path,
+    size: int = 224,
+    mean: tuple[float, ...] = MEAN,
+    std: tuple[float, ...] = STD,
+    unreadable: Literal["error", "skip"] = "error",
 ) -> Images:
     """The pictures of one Parquet file with columns ``image{bytes, path}`` and ``label``, all in memory.
 
@@ -186,10 +190,11 @@ def imagenet_parquet(
         size: height and width of the result, at least 1.
         mean: of the normalisation, one value per channel.
         std: of the normalisation, one value per channel.
+        unreadable: as in `folder`.
     """
     path = Path(path).expanduser()
     pixels_NCHW, label_N, classes = read_parquet(
-        path, size, lambda image: centre(image, size, shorter=max(size, min(image.size)))
+        path, size, lambda image: centre(image, size, shorter=max(size, min(image.size))), unreadable
     )
     return Images(pixels_NCHW=pixels_NCHW, label_N=label_N, classes=classes, mean=mean, std=std, name=path.stem)
 
@@ -247,14 +252,13 @@ def pictures(
         train: with ``labelled=False`` the pictures count as unlabelled and may lie at any depth: enough for estimating
             and for training heads alone.
         test: labelled; says what the classes are.
-        unreadable: of pictures in folders, as in `folder`.
-        size, mean, std: as in `folder`.
+        size, unreadable, mean, std: as in `folder`.
     """
 
     def read(place: str | Path, labelled: bool) -> Images:
         place = Path(place).expanduser()
         if place.suffix == ".parquet":
-            return imagenet_parquet(place, size, mean, std)
+            return imagenet_parquet(place, size, mean, std, unreadable)
         return folder(place, size, labelled, unreadable, mean, std)
 
     tested, trained = read(test, labelled=True), read(train, labelled)

@@ -70,7 +70,8 @@ class StoredImages(AbstractImages):
         def cut(box: Sequence[int]) -> Callable[[Image], Image]:
             top, left, height, width = box
             corners = (left, top, left + width, top + height)
-            return lambda image: image.resize((self.size, self.size), bilinear, corners)
+            # First cut, then resized: resize(box=...) would let pixels beside the box shine in.
+            return lambda image: image.crop(corners).resize((self.size, self.size), bilinear)
 
         return self._decoded(row_B, [cut(box) for box in box_B4.tolist()])
 

@@ -236,6 +236,10 @@ def test_a_disk_that_is_full_leaves_nothing_half_written(
 def test_origins_that_are_none_say_why(known: Any, tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"missing\.tgz cannot be read"):
         data.prepare("cifar10", tmp_path / "missing.tgz")
+    for name in small_form("cifar100", 0)[0]:
+        (tmp_path / "folders" / name).mkdir(parents=True)
+    with pytest.raises(FileError, match=r"(train|test)\.bin cannot be read"):
+        data.prepare("cifar100", tmp_path / "folders")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match=r"lacks data_batch_1\.bin.*; or data_batch_1\.png"):
         data.prepare("cifar10", tmp_path / "empty")

@@ -186,10 +186,7 @@ def _downloaded(archives: tuple[Archive, ...]) -> tuple[Decoded, Decoded]:
 def _local(archives: tuple[Archive, ...], origin: Path) -> tuple[Decoded, Decoded]:
     if origin.is_dir():
         return _folder(archives, origin)
-    try:
-        content = origin.read_bytes()
-    except OSError as error:
-        raise FileError(f"{origin} cannot be read: {error}") from error
+    content = _read(origin)
     for archive in archives:
         if _digest(archive, content) == archive.digest:
             return _unpacked(archive, content, str(origin))
@@ -197,12 +194,19 @@ def _local(archives: tuple[Archive, ...], origin: Path) -> tuple[Decoded, Decode
     raise FileError(f"{origin} must be {known}, but its checksum is another: it is damaged, or another archive")
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error}") from error
+
+
 def _folder(archives: tuple[Archive, ...], folder: Path) -> tuple[Decoded, Decoded]:
     missing = []
     for archive in archives:
         found = {path.name: path for path in sorted(folder.rglob("*")) if path.name in archive.files}
         if len(found) == len(archive.files):
-            return _parsed(archive, {name: path.read_bytes() for name, path in found.items()}, str(folder))
+            return _parsed(archive, {name: _read(path) for name, path in found.items()}, str(folder))
         missing.append(", ".join(name for name in archive.files if name not in found))
     raise FileError(f"{folder} must hold the files of an archive, but lacks {'; or '.join(missing)}")
 

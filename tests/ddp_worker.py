@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -37,7 +38,14 @@ FITS: dict[str, tuple[Any, Recipe]] = {
     "all": (own_loader(), ALL),
     "heads": (own_loader(), Recipe(epochs=2, train="heads", schedule="cosine")),
     "list": (list(own_loader()), ALL),
+    "average": (own_loader(), dataclasses.replace(ALL, average=0.9)),
+    "distill": (own_loader(), dataclasses.replace(ALL, distill=0.5)),
 }
+
+
+def teacher_for(recipe: Recipe) -> OwnNet | None:
+    torch.manual_seed(5)
+    return OwnNet() if recipe.distill else None
 
 
 def step(name: str, rank: int) -> dict[str, Any]:
@@ -61,7 +69,7 @@ def main() -> None:
     fitted = {}
     for name, (loader, recipe) in FITS.items():
         gated = own_gated()
-        fit(gated, loader, recipe, out=out / name)
+        fit(gated, loader, recipe, teacher=teacher_for(recipe), out=out / name)
         fitted[name] = digest(gated)
         assert dist.get_world_size() == 2
     rank = dist.get_rank()

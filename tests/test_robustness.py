@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import shutil
-import socket
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -19,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from ddp_worker import BACKBONES, FITS, new_gated, own_gated
+from ddp_worker import BACKBONES, FITS, new_gated, own_gated, teacher_for
+from launching import start
 from small import digest
 from torch import Tensor, nn
 
@@ -186,29 +184,8 @@ def test_bf16_autocast_trains_and_infers(name: str, mode: str) -> None:
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Folder and results of two gloo processes, started as `torchrun` or `accelerate launch` would."""
     out = tmp_path_factory.mktemp("ddp")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "ACCELERATE_USE_CPU": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parent),
-    }
-    command = [sys.executable, str(Path(__file__).with_name("ddp_worker.py")), str(out)]
-    workers = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    texts = [worker.communicate()[0] for worker in workers]
+    workers = start([sys.executable, str(Path(__file__).with_name("ddp_worker.py")), str(out)])
+    texts = ["".join(worker.communicate()) for worker in workers]
     assert [worker.returncode for worker in workers] == [0, 0], "\n".join(texts)
     return out, [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
@@ -227,9 +204,10 @@ def test_fit_in_two_processes_equals_fit_in_one(name: str, two_processes: Any) -
     """Up to the order of sums: each process has half of every batch, and the network has no batch norm."""
     out, results = two_processes
     assert results[0]["fit"][name] == results[1]["fit"][name]
-    alone = own_gated()
-    fit(alone, *FITS[name])
+    alone, (loader, recipe) = own_gated(), FITS[name]
+    fit(alone, loader, recipe, teacher=teacher_for(recipe))
     newest = max((out / name / "checkpoints").glob("step-*"))
-    together = {key.removeprefix("model."): tensor for key, tensor in read_tensors(newest)[0].items()}
+    kept = "average." if recipe.average else "model."
+    together = {key.removeprefix(kept): tensor for key, tensor in read_tensors(newest)[0].items()}
     for key, tensor in alone.state_dict().items():
         torch.testing.assert_close(together[key], tensor, rtol=1e-3, atol=1e-5)

@@ -66,6 +66,7 @@ The files, in the data's way; each imports only from files above it:
     runlog.py            the log of a run, one JSON object per line
     checkpoints.py       a run's state on disk
     recipe.py            Recipe: how to train
+    processes.py         the processes of a run
     averaging.py         a moving average of weights
     training.py          fit()
     provenance.py        machine, versions, commit of a number

@@ -25,6 +25,7 @@ from cofire.gating import GatedModel, describe_backbone
 from cofire.graph import trace
 from cofire.paper import Budget, paper_tables
 from cofire.persistence import load
+from cofire.processes import processes
 from cofire.provenance import version
 from cofire.reproduce import reproduce as reproduce_table
 from cofire.reproduce import run_missing, tables
@@ -114,6 +115,8 @@ def train(
 ) -> None:
     """Train a recipe, test it once, save model and result. Killed and called again, it goes on where it was."""
     finished = runs.train_experiment(read_experiment(recipe, overrides or ()), out_folder)
+    if not processes().is_main_process:
+        return  # one of several processes says it for all
     if result is not None:
         write_json(result, finished)
     test = finished["test"]

@@ -35,7 +35,7 @@ class FileError(CofireError, ValueError):
 
 
 class TrainingError(CofireError, RuntimeError):
-    """Training cannot go on: a loss or an activation is not finite."""
+    """Training cannot go on: a loss or an activation is not finite, or another process has ended."""
 
 
 def unknown(what: str, got: str, known: Iterable[str]) -> ConfigError:

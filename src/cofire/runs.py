@@ -25,12 +25,13 @@ from cofire.gates.ftwt import FTWT
 from cofire.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.graph import trace
 from cofire.persistence import load, save
+from cofire.processes import processes, together
 from cofire.provenance import provenance
 from cofire.pruning import prune
 from cofire.runtime.engine import Engine, normalised
 from cofire.runtime.lowering import lower
 from cofire.strict import differences
-from cofire.training import FitResult, fit, processes
+from cofire.training import FitResult, fit
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
         report = _tested(model, experiment, sets, "testing")
         save(model, out)
         write_json(result_path, _result(table, origin, estimated, fitted, report, sets))
-    processes().wait_for_everyone()
+    with together():
+        processes().wait_for_everyone()
     result: dict[str, Any] = read_json(result_path)
     return result
 

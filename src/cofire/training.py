@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
@@ -34,6 +34,7 @@ from cofire.files import read_json, read_tensors, write_json, write_tensors
 from cofire.gating import GatedModel, describe_backbone, mask_loss, num_filters
 from cofire.losses import distillation
 from cofire.persistence import fill
+from cofire.processes import together
 from cofire.recipe import Recipe
 from cofire.runlog import RunLog
 from cofire.strict import differences, unstructure
@@ -79,19 +80,14 @@ def fit(
             error. Without it nothing is written.
 
     Raises:
-        TrainingError: a loss is not finite.
+        TrainingError: a loss is not finite, or another process of the run has ended.
         FileError: ``out`` belongs to another run, or cannot be written.
     """
     if (teacher is None) != (recipe.distill == 0):
         given = "none" if teacher is None else "one"
         raise ConfigError(f"a teacher goes with Recipe.distill above 0, got distill={recipe.distill} and {given}")
-    with _only_learning(model, recipe):
+    with together(), _only_learning(model, recipe):
         return _Run(model, train, recipe, val, teacher, Path(out) if out is not None else None).go()
-
-
-def processes() -> PartialState:
-    """The processes of this run: one, unless it was started by accelerate launch or torchrun."""
-    return PartialState(cpu=not torch.accelerator.is_available())
 
 
 class _Run:

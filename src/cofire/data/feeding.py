@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
@@ -58,7 +59,11 @@ def checked(batch: Any) -> Batch:
 
 
 def progress(text: str) -> Progress:
-    """A bar on standard error that goes away when done; silent without ``text`` or without a terminal."""
+    """A bar on standard error that goes away when done; silent without ``text`` or without a terminal.
+
+    Of several processes (torchrun, accelerate launch) the first shows it for all.
+    """
     console = Console(stderr=True)
+    shown = bool(text) and console.is_terminal and os.environ.get("RANK", "0") == "0"
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not text or not console.is_terminal)
+    return Progress(*columns, console=console, transient=True, disable=not shown)

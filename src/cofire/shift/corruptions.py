@@ -46,8 +46,7 @@ class Pictures:
     def normal(self) -> Tensor:
         """Standard normal values, float32 (B, C, H, W): those of a picture follow from seed and index alone."""
         shape = self.pixels_BCHW.shape[1:]
-        streams = (stream(self.seed, index) for index in self.index_B.tolist())
-        return torch.stack([torch.randn(shape, generator=stream) for stream in streams])
+        return torch.stack([torch.randn(shape, generator=stream(self.seed, int(i))) for i in self.index_B])
 
 
 Worsen = Callable[[Pictures, float], Tensor]

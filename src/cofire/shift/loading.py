@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cofire.data.images import Batch, Images
+from cofire.data.images import AbstractImages, Batch
 from cofire.shift.corruptions import Corruption, Pictures
 
 
@@ -22,7 +22,7 @@ class ShiftedLoader:
         seed: of what is random. A higher severity gets the same noise, scaled.
     """
 
-    images: Images
+    images: AbstractImages
     batch_size: int
     corruption: Corruption
     severity: float
@@ -41,8 +41,8 @@ class ShiftedLoader:
         return map(self._batch, torch.arange(len(self.images)).split(self.batch_size))
 
     def _batch(self, index_B: torch.Tensor) -> Batch:
-        images = self.images.take(index_B)
-        pictures = Pictures(
-            pixels_BCHW=images.pixels_NCHW.float() / 255, index_B=index_B, std=images.std, seed=self.seed
-        )
-        return images.normalise(255 * self.corruption(pictures, self.severity)), images.label_N
+        images = self.images
+        pixels_BCHW = images.pixels(index_B).float() / 255
+        pictures = Pictures(pixels_BCHW=pixels_BCHW, index_B=index_B, std=images.std, seed=self.seed)
+        label_B = None if images.label_N is None else images.label_N[index_B]
+        return images.normalise(255 * self.corruption(pictures, self.severity)), label_B

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from cofire.analysis.decisions import Bits, packed
 from cofire.data.feeding import AnyLoader, progress
-from cofire.data.images import Images
+from cofire.data.images import AbstractImages
 from cofire.errors import ConfigError, DataError
 from cofire.evaluation import Report, evaluate
 from cofire.gates.ftwt import FTWT
@@ -32,7 +32,7 @@ PAPER = ("blur", "noise")
 
 def shift(
     models: Mapping[str, nn.Module],
-    images: Images,
+    images: AbstractImages,
     corruptions: Sequence[str] | Mapping[str, Sequence[float]] = PAPER,
     *,
     seed: int = 0,

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from cofire.data.images import Images
+from cofire.data.images import AbstractImages
 from cofire.errors import ConfigError, FileError
 from cofire.experiment import as_table, read_run
 from cofire.files import read_json
@@ -30,7 +30,7 @@ class Runs:
 
     models: dict[str, nn.Module]
     dense_macs: dict[str, int]
-    images: Images
+    images: AbstractImages
     batch_size: int
     described: dict[str, Any]
 

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cofire.data.decoding import require
 from cofire.data.augmenting import stream
+from cofire.data.decoding import require
 from cofire.errors import ConfigError, DataError, unknown
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def _plan(corruptions: Sequence[str] | Mapping[str, Sequence[float]]) -> dict[Co
     return plan
 
 
-def _check(models: Mapping[str, nn.Module], images: Images) -> None:
+def _check(models: Mapping[str, nn.Module], images: AbstractImages) -> None:
     if not models:
         raise ConfigError("shift needs at least one model, got none")
     if images.label_N is None:

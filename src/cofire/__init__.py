@@ -64,6 +64,7 @@ The files, in the data's way; each imports only from files above it:
     persistence.py       save, load
     evaluation.py        evaluate() -> Report
     runlog.py            the log of a run, one JSON object per line
+    tracking.py          the log in TensorBoard, trackio or wandb too
     checkpoints.py       a run's state on disk
     recipe.py            Recipe: how to train
     processes.py         the processes of a run

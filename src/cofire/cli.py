@@ -111,10 +111,11 @@ def train(
     out_folder: Annotated[Path, typer.Option("--out", help="Folder of the run; an interrupted run there goes on.")],
     overrides: Overrides = None,
     result: Annotated[Path | None, typer.Option(help="Also copy result.json to this file.")] = None,
+    track: Annotated[str | None, typer.Option(help="Also report to tensorboard, trackio or wandb.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, test it once, save model and result. Killed and called again, it goes on where it was."""
-    finished = runs.train_experiment(read_experiment(recipe, overrides or ()), out_folder)
+    finished = runs.train_experiment(read_experiment(recipe, overrides or ()), out_folder, track=track)
     if not processes().is_main_process:
         return  # one of several processes says it for all
     if result is not None:

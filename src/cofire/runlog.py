@@ -5,28 +5,42 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cofire.errors import FileError
 from cofire.files import write_text
 
+_TRACKED = ("loss", "mask_loss", "lr", "val_top1", "val_reduction")
+_TRACK_STEPS = 50  # steps between those that are tracked
+
 
 class RunLog:
-    """Writes steps and epochs to ``path``, or nowhere if it is None."""
+    """Writes steps and epochs to ``path``, or nowhere if it is None.
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    Args:
+        track: is told the figures of each epoch by name, and its last step; also, as ``step/...``, every 50th step.
+    """
+
+    def __init__(self, path: Path | None, track: Callable[[dict[str, float], int], None]) -> None:
+        self.path, self._track = path, track
         self._lines: list[str] = []
+        self._lr = 0.0
 
-    def step(self, **values: Any) -> None:
-        """One training step; must have ``step``, its number."""
-        self._add({"event": "step", **values})
+    def step(self, *, step: int, lr: float, **values: Any) -> None:
+        """One training step, the ``step``-th, with learning rate ``lr``."""
+        self._lr = lr
+        self._add({"event": "step", "step": step, "lr": lr, **values})
+        if step % _TRACK_STEPS == 0:
+            self._track({f"step/{name}": value for name, value in _tracked({**values, "lr": lr}).items()}, step)
 
     def epoch(self, step: int, record: Any) -> None:
         """One epoch that ended with ``step``; a dataclass."""
-        self._add({"event": "epoch", "step": step, **dataclasses.asdict(record)})
+        values = dataclasses.asdict(record)
+        self._add({"event": "epoch", "step": step, **values})
         self.flush()
+        self._track(_tracked({**values, "lr": self._lr}), step)
 
     def flush(self) -> None:
         """Append what was logged since the last time."""
@@ -53,6 +67,10 @@ class RunLog:
     def _add(self, value: dict[str, Any]) -> None:
         if self.path is not None:
             self._lines.append(json.dumps(value) + "\n")
+
+
+def _tracked(values: dict[str, Any]) -> dict[str, float]:
+    return {name: values[name] for name in _TRACKED if values.get(name) is not None}
 
 
 def _is_until(line: str, step: int) -> bool:

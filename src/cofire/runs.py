@@ -31,6 +31,7 @@ from cofire.pruning import prune
 from cofire.runtime.engine import Engine, normalised
 from cofire.runtime.lowering import lower
 from cofire.strict import differences
+from cofire.tracking import Track
 from cofire.training import FitResult, fit
 
 
@@ -170,10 +171,10 @@ def solve_experiment(
     return solve_ratio(model, config, loader, macs=macs, latency_ms=latency_ms)
 
 
-def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
+def train_experiment(experiment: Experiment, out: str | Path, *, track: Track | None = None) -> dict[str, Any]:
     """Train, evaluate on the test set once, save model and ``result.json`` into ``out``; returns the result.
 
-    Killed at any point and called again, it goes on from the last checkpoint.
+    Killed at any point and called again, it goes on from the last checkpoint. ``track`` as in `fit`.
     """
     out = Path(out)
     table_path, result_path = out / "experiment.json", out / "result.json"
@@ -196,7 +197,7 @@ def train_experiment(experiment: Experiment, out: str | Path) -> dict[str, Any]:
         write_json(table_path, table)
         estimated = _estimated(experiment, sets, out / "estimate.json")
     teacher = _whole_model(experiment, sets) if recipe.distill else None
-    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out)
+    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track)
     if main:
         report = _tested(model, experiment, sets, "testing")
         save(model, out)

@@ -24,6 +24,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
+from cofire import tracking
 from cofire.averaging import Average
 from cofire.checkpoints import CheckpointFolder, capture, restore
 from cofire.data.feeding import AnyLoader, checked, num_batches, progress
@@ -38,6 +39,7 @@ from cofire.processes import together
 from cofire.recipe import Recipe
 from cofire.runlog import RunLog
 from cofire.strict import differences, unstructure
+from cofire.tracking import Track
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ def fit(
     val: AnyLoader | None = None,
     teacher: nn.Module | None = None,
     out: str | Path | None = None,
+    track: Track | None = None,
 ) -> FitResult:
     """Train ``model``, plain or gated, in place.
 
@@ -78,6 +81,7 @@ def fit(
         teacher: whose logits the model learns from where ``recipe.distill`` is above 0, e.g. the dense model.
         out: folder for checkpoints and the log ``log.jsonl``. A run found there is resumed; another run's is an
             error. Without it nothing is written.
+        track: also tell a tracker how it goes: ``tensorboard``, ``trackio``, ``wandb``, or one of Accelerate's kind.
 
     Raises:
         TrainingError: a loss is not finite, or another process of the run has ended.
@@ -87,7 +91,7 @@ def fit(
         given = "none" if teacher is None else "one"
         raise ConfigError(f"a teacher goes with Recipe.distill above 0, got distill={recipe.distill} and {given}")
     with together(), _only_learning(model, recipe):
-        return _Run(model, train, recipe, val, teacher, Path(out) if out is not None else None).go()
+        return _Run(model, train, recipe, val, teacher, Path(out) if out is not None else None, track).go()
 
 
 class _Run:
@@ -99,12 +103,14 @@ class _Run:
         val: AnyLoader | None,
         teacher: nn.Module | None,
         out: Path | None,
+        track: Track | None,
     ) -> None:
         self.recipe, self.train, self.val, self.out = recipe, train, val, out
         self.steps_per_epoch = _length(train, recipe.accumulate)
         AcceleratorState._reset_state()  # another fit in this process may have used another precision
         mixed = "bf16" if recipe.precision == "bf16" else "no"
-        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed)
+        options = tracking.tracking(track, out)
+        self.accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed, **options)
         if recipe.warm_heads and self.accelerator.num_processes > 1:
             raise ConfigError("Recipe.warm_heads works in one process; with several, train the heads in an earlier run")
         self.plain = model
@@ -112,7 +118,8 @@ class _Run:
         optimizer = torch.optim.SGD(_parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.folder = CheckpointFolder(out / "checkpoints") if out else None
-        self.log = RunLog(out / "log.jsonl" if out and self.accelerator.is_main_process else None)
+        path = out / "log.jsonl" if out and self.accelerator.is_main_process else None
+        self.log = RunLog(path, track=self.accelerator.log)
         self.average = Average(model, recipe.average) if recipe.average else None
         self.step = 0
         self.epochs: list[EpochRecord] = []
@@ -121,7 +128,11 @@ class _Run:
 
     def go(self) -> FitResult:
         self._resume()
-        self._train()
+        tracking.start(self.accelerator, self.out, unstructure(self.recipe))
+        try:
+            self._train()
+        finally:
+            tracking.finish(self.accelerator)
         if not self.epochs:
             self.plain.eval()
             return FitResult(epochs=[], selected=None)

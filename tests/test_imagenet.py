@@ -17,7 +17,8 @@ from small import SHARED, OwnNet
 
 from cofire import FTWT, ConfigError, DataError, FileError, Recipe, cli, data, estimate, evaluate, fit, gate
 from cofire.data import layouts, shards, stored
-from cofire.experiment import parse_experiment, read_sets
+from cofire.experiment import parse_experiment
+from cofire.runs import read_sets
 
 PIL = pytest.importorskip("PIL.Image")
 SIZE = 14  # of what is given out: evaluated after resizing the shorter side to 16

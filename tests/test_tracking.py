@@ -12,7 +12,8 @@ from accelerate.tracking import GeneralTracker
 from small import digest, tiny_gated, tiny_images
 
 from cofire import ConfigError, Recipe, TrainingError, fit, runlog, tracking
-from cofire.experiment import parse_experiment, train_experiment
+from cofire.experiment import parse_experiment
+from cofire.runs import train_experiment
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -79,6 +79,11 @@ The files, in the data's way; each imports only from files above it:
     export.py            model -> ONNX
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
+        routes.py        clusters, core and silent filters, agreement, redundancy
+        spending.py      where the MACs go: images, classes, extremes
+        responses.py     maximum responses and heatmaps of any unit
+        tradeoff.py      many runs: accuracy against MACs, foretold against reached
+        compressibility.py  each group pruned alone: does its core share foretell it?
     shift/
         corruptions.py   pictures -> worse pictures
         loading.py       the batches of a set under a corruption

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from cofire.backbones import create_backbone
 from cofire.cost import COLUMNS
 from cofire.estimate import estimate, solve_ratio
 from cofire.evaluation import Report, bar, evaluate
+from cofire.experiment import BackbonePart, DataPart, Experiment, as_table
 from cofire.files import write_json
 from cofire.gates.ftwt import FTWT
 from cofire.gating import gate
@@ -23,8 +25,9 @@ from cofire.persistence import save
 from cofire.provenance import provenance
 from cofire.recipe import Recipe
 from cofire.text import percent
-from cofire.training import fit
+from cofire.training import FitResult, fit
 
+_DATA = DataPart(name="digits", batch_size=64, augment="crop", pad=1, val=200, eval_batch_size=200)
 _SHOWN_RATIOS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
@@ -37,14 +40,24 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
     out, began = Path(out), time.perf_counter()
     train, test = data.digits()
     rest, held_out = train.split(200)
-    feed = rest.loader(64, train=True, augment="crop", pad=1)
+    feed = rest.loader(_DATA.batch_size, train=True, augment=_DATA.augment, pad=_DATA.pad)
     val, images, final = held_out.loader(200), rest.loader(200), test.loader(200)
+    counts = {"train": len(rest), "val": len(held_out), "test": len(test)}
     torch.manual_seed(0)
 
     say(f"[bold]1. A dense network[/bold]: a residual CNN on {len(rest)} digits of 8x8 pixels")
     model = create_backbone("resnet8_digits")
-    fit(model, feed, Recipe(epochs=15, lr=0.1, schedule="cosine"), val=val)
+    dense_run = Experiment(
+        name="demo",
+        data=_DATA,
+        backbone=BackbonePart(name="resnet8_digits"),
+        gate=None,
+        train=Recipe(epochs=15, lr=0.1, schedule="cosine"),
+    )
+    fitted = fit(model, feed, dense_run.train, val=val)
     dense = evaluate(model, final, text="")
+    save(model, out / "dense")
+    _write_run(out / "dense", dense_run, fitted, dense, counts)
     say(f"   top-1 {percent(dense.top1, 2)} on {dense.n} test digits, {dense.dense_macs:,} MACs\n")
 
     say("[bold]2. What would each ratio r save?[/bold] One pass over the training images, nothing trained yet")
@@ -56,10 +69,17 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
 
     say("[bold]4. Gate it and train on[/bold]: backbone and heads together, decoupled")
     gated = gate(model, solution.config)
-    fit(gated, feed, Recipe(epochs=60, lr=0.02, head_lr=3.0, schedule="cosine", select="last"), val=val)
+    gated_run = dataclasses.replace(
+        dense_run,
+        backbone=BackbonePart(name="resnet8_digits", weights=str(out / "dense")),
+        gate=solution.config,
+        train=Recipe(epochs=60, lr=0.02, head_lr=3.0, schedule="cosine", select="last"),
+    )
+    fitted = fit(gated, feed, gated_run.train, val=val)
     report = evaluate(gated, final, text="")
-    save(model, out / "dense")
     gated.save(out / "gated")
+    estimated = {"independent": {"executed": solution.independent}, "cascade": {"executed": solution.cascade}}
+    _write_run(out / "gated", gated_run, fitted, report, counts, {"images": len(rest), **estimated})
     result = {
         "provenance": provenance(),
         "ratio": solution.config.ratio,
@@ -73,9 +93,32 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
     say(_comparison(dense, report))
     say(
         f"\nSaved: {out / 'gated'} (load it with cofire.load), {out / 'dense'}, {out / 'result.json'}; "
-        f"{result['seconds']:.0f} s in all"
+        f"{result['seconds']:.0f} s in all. Look closer: cofire report {out / 'gated'}"
     )
     return result
+
+
+def _write_run(
+    folder: Path,
+    experiment: Experiment,
+    fitted: FitResult,
+    report: Report,
+    counts: dict[str, int],
+    estimated: dict[str, Any] | None = None,
+) -> None:
+    """What `cofire train` leaves beside a model, so that the other commands take it for a run."""
+    table = as_table(experiment)
+    write_json(folder / "experiment.json", table)
+    result = {
+        "experiment": table,
+        "provenance": provenance(),
+        "n": counts,
+        "estimated": estimated,
+        "epochs": [dataclasses.asdict(record) for record in fitted.epochs],
+        "selected_epoch": fitted.selected,
+        "test": report.to_json(),
+    }
+    write_json(folder / "result.json", result)
 
 
 def _comparison(dense: Report, gated: Report) -> Table:

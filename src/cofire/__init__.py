@@ -84,6 +84,12 @@ The files, in the data's way; each imports only from files above it:
         responses.py     maximum responses and heatmaps of any unit
         tradeoff.py      many runs: accuracy against MACs, foretold against reached
         compressibility.py  each group pruned alone: does its core share foretell it?
+        drawing.py       how figures look and are written
+        figures.py       one function per figure
+        panels.py        a figure, how to read it, its values
+        study.py         every analysis of one run
+        page.py          studies -> one HTML page
+        command.py       the command line of the analyses
     shift/
         corruptions.py   pictures -> worse pictures
         loading.py       the batches of a set under a corruption

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from cofire import data, demo, runs, zoo
+from cofire.analysis.command import analyze, report
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
 from cofire.cost import cost
@@ -176,6 +177,8 @@ def run(
 
 
 app.command(name="bench")(bench)
+app.command(name="analyze")(analyze)
+app.command(name="report")(report)
 app.command(name="shift")(shift)
 
 

@@ -1,0 +1,257 @@
+"""study(run) -> Study: every analysis of one run, as panels, arrays and pictures.
+
+Shapes: N images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cofire.analysis import panels
+from cofire.analysis.compressibility import compressibility
+from cofire.analysis.decisions import Decisions, collect
+from cofire.analysis.drawing import to_png, to_svg
+from cofire.analysis.panels import Panel, Picture
+from cofire.analysis.responses import heatmaps, model_units, responses
+from cofire.analysis.routes import redundancy, routes
+from cofire.analysis.spending import ClassSpending, extremes, shares, spending_per_class
+from cofire.analysis.tradeoff import Result
+from cofire.data.feeding import progress
+from cofire.data.images import Images
+from cofire.errors import CofireError, FileError, unknown
+from cofire.evaluation import evaluate
+from cofire.experiment import read_run, read_sets
+from cofire.files import read_json, write_atomically, write_json, write_tensors
+from cofire.gating import GatedModel, gate
+from cofire.persistence import load
+from cofire.provenance import provenance
+from cofire.text import percent
+
+IMAGES = 2000
+_SHOWN, _PRUNED_ON, _TRIPLETS, _EXTREMES = 400, 200, 8, 8  # images: of responses, of compressibility, of two figures
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A finished run: its folder, its model in eval mode, images it has not learned from, and its result.json."""
+
+    folder: Path
+    model: nn.Module
+    images: Images
+    batch_size: int
+    result: Result
+
+    @property
+    def name(self) -> str:
+        """What figures call it: the last parts of its folder."""
+        return next(iter(short_names([self.folder])))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Study:
+    """What there is to see of a run.
+
+    Args:
+        panels: in the order to read them.
+        arrays: what they were drawn from, by name.
+        pictures: row -> images with a text each: the cheapest and the dearest; empty without gates.
+    """
+
+    run: Run
+    panels: tuple[Panel, ...]
+    arrays: Mapping[str, Tensor]
+    pictures: Mapping[str, Sequence[Picture]]
+
+    def write(self, folder: str | Path) -> None:
+        """Each panel as .svg and .png, ``values.json`` with their values, ``arrays.safetensors``."""
+        folder = Path(folder)
+        with progress("drawing") as bar:
+            for panel in bar.track(self.panels, description="drawing"):
+                write_atomically(folder / f"{panel.name}.svg", to_svg(panel.figure, panel.name))
+                write_atomically(folder / f"{panel.name}.png", to_png(panel.figure))
+        values = {panel.name: panel.to_json() for panel in self.panels}
+        origin = {"run": self.run.name, "n": len(self.run.images), "provenance": provenance()}
+        write_json(folder / "values.json", {**origin, "panels": values})
+        write_tensors(folder / "arrays.safetensors", self.arrays, origin)
+
+
+def open_run(folder: str | Path, images: int = IMAGES) -> Run:
+    """The run in ``folder`` with at most ``images`` of its test images, spread evenly over the set.
+
+    Raises:
+        FileError: the folder does not hold a finished run; says what is missing.
+    """
+    folder = Path(folder)
+    for name in ("experiment.json", "config.json", "result.json"):
+        if not (folder / name).is_file():
+            raise FileError(
+                f"{folder} must be the folder of a finished run, as `cofire train` and `cofire demo` leave it, "
+                f"but has no {name}; a model saved from Python is analysed from Python: cofire.analysis"
+            )
+    experiment, result = read_run(folder), read_json(folder / "result.json")
+    test = read_sets(experiment).test
+    size = experiment.data.eval_batch_size
+    return Run(folder=folder, model=load(folder), images=_spread(test, images), batch_size=size, result=result)
+
+
+def read_results(folders: Sequence[str | Path]) -> dict[str, Result]:
+    """Name -> result.json of some runs, each folder once."""
+    found = {}
+    for name, folder in short_names(folders).items():
+        if not (folder / "result.json").is_file():
+            raise FileError(f"{folder} must be the folder of a finished run, but has no result.json")
+        found[name] = read_json(folder / "result.json")
+    return found
+
+
+def short_names(folders: Sequence[str | Path]) -> dict[str, Path]:
+    """Folders by their last two parts, or by as many as it takes to tell them apart."""
+    given = {Path(folder).resolve(): Path(folder) for folder in folders}
+    names: dict[str, Path] = {}
+    length = 2
+    while len(names) < len(given):
+        names = {"/".join(whole.parts[-length:]): folder for whole, folder in given.items()}
+        length += 1
+    return names
+
+
+def study(run: Run, *, units: Sequence[str] = ()) -> Study:
+    """Every analysis of ``run``; of a model without gates, responses and accuracy per class.
+
+    Args:
+        units: whose responses and heatmaps to show. Default: responses of a unit in the middle and of the last one,
+            heatmaps of the most pruned one.
+    """
+    known = [unit.name for unit in model_units(run.model, _shape(run.images))]
+    for name in units:
+        if name not in known:
+            raise unknown("unit", name, known)
+    chosen = list(units) or list(dict.fromkeys([known[len(known) // 2], known[-1]]))
+    few = _spread(run.images, _SHOWN)
+    found = [responses(run.model, few.loader(run.batch_size), name, text=f"responses of {name}") for name in chosen]
+    shown = [panels.response_panel(each, run.images.classes) for each in found]
+    arrays = {f"responses/{each.unit}": torch.from_numpy(each.peak_NO) for each in found}
+    if not isinstance(run.model, GatedModel):
+        return Study(run=run, panels=(*_plain_classes(run), *shown), arrays=arrays, pictures={})
+    decisions = collect(run.model, run.images.loader(run.batch_size), targets=True)
+    pictures = _extreme_pictures(run.images, decisions)
+    return Study(
+        run=run,
+        panels=(
+            *panels.group_panels(decisions),
+            panels.cost_panel(decisions),
+            *_classes(run, decisions),
+            panels.extremes_panel(pictures),
+            panels.foretold_panel({run.name: run.result}),
+            _compressibility(run, run.model, decisions),
+            *shown,
+            *_heatmaps(run, run.model, decisions, units),
+        ),
+        arrays={**arrays, **_arrays(decisions)},
+        pictures=pictures,
+    )
+
+
+def find_dense(run: Run) -> Path | None:
+    """The dense run that ``run`` started from, where its recipe names a folder that is still there."""
+    weights = run.result["experiment"]["backbone"].get("weights")
+    return Path(weights) if weights and (Path(weights) / "result.json").is_file() else None
+
+
+def _plain_classes(run: Run) -> list[Panel]:
+    if run.images.label_N is None:
+        return [panels.empty_panel("class_accuracy", "Accuracy per class", "These images have no labels.")]
+    report = evaluate(run.model, run.images.loader(run.batch_size))
+    found = {
+        label: ClassSpending(n=part.n, top1=part.top1, share=1 - part.reduction, spread=0.0)
+        for label, part in report.per_class.items()
+    }
+    return panels.class_panels(found, run.images.classes, gated=False)
+
+
+def _classes(run: Run, decisions: Decisions) -> list[Panel]:
+    if decisions.label_N is None:
+        return [panels.empty_panel("class_cost", "MACs per class", "These images have no labels.")]
+    return panels.class_panels(spending_per_class(decisions), run.images.classes, gated=True)
+
+
+def _extreme_pictures(images: Images, decisions: Decisions) -> dict[str, list[Picture]]:
+    share_N = shares(decisions)
+
+    def pictures(rows: NDArray[np.int64]) -> list[Picture]:
+        return [(_pixels(images)[row], percent(float(share_N[row]))) for row in rows]
+
+    cheap, dear = extremes(decisions, _EXTREMES)
+    return {"cheapest": pictures(cheap), "dearest": pictures(dear)}
+
+
+def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel:
+    if run.images.label_N is None:
+        return panels.empty_panel("compressibility", "Compressibility", "These images have no labels.")
+    loader = _spread(run.images, _PRUNED_ON).loader(run.batch_size)
+    dense, weights = gated, "this run, with all gates open,"
+    if (folder := find_dense(run)) is not None:
+        try:
+            groups = set(gated.gates)
+            dense = gate(
+                load(folder),
+                gated.config,
+                filter_fn=lambda unit: unit.group in groups,
+                input_shape=gated.graph.input_shape,
+            ).eval()
+            weights = "the dense run it started from"
+        except CofireError:  # it has been replaced by another model; the run's own weights answer as well
+            dense = gated
+    return panels.compressibility_panel(compressibility(dense, decisions, loader), weights)
+
+
+def _heatmaps(run: Run, gated: GatedModel, decisions: Decisions, units: Sequence[str]) -> Iterator[Panel]:
+    few = _spread(run.images, _TRIPLETS)
+    for unit in units or [_most_pruned(gated, decisions)]:
+        found = heatmaps(gated, few.normalise(few.pixels_NCHW), unit)
+        yield panels.heatmap_panel(found, _pixels(few))
+
+
+def _most_pruned(gated: GatedModel, decisions: Decisions) -> str:
+    """The unit of the most pruned group, among those whose maps are large enough to look at, if any."""
+    lasts = {group: members[-1] for group, members in gated.units.groups.items()}
+    large = {group: unit for group, unit in lasts.items() if min(unit.out_size) >= 4} or lasts
+    found = routes(decisions)
+    return large[max(large, key=lambda group: found[group].pruned)].name
+
+
+def _arrays(decisions: Decisions) -> dict[str, Tensor]:
+    arrays: dict[str, Any] = {
+        "macs": decisions.macs_N,
+        "predicted": decisions.predicted_N,
+        "redundancy": redundancy(decisions),
+        **{f"mask_bits/{group}": bits for group, bits in decisions.bits.items()},
+        **{f"target_bits/{group}": bits for group, bits in decisions.target_bits.items()},
+        **{f"keep_rate/{group}": decisions.keep_rate(group) for group in decisions.groups},
+    }
+    if decisions.label_N is not None:
+        arrays["label"] = decisions.label_N
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def _spread(images: Images, count: int) -> Images:
+    """At most ``count`` images, evenly from the whole set, which may be sorted by class."""
+    return images.take(torch.arange(count) * len(images) // count) if count < len(images) else images
+
+
+def _pixels(images: Images) -> NDArray[np.uint8]:
+    """(N, H, W, C)."""
+    return images.pixels_NCHW.permute(0, 2, 3, 1).numpy()
+
+
+def _shape(images: Images) -> tuple[int, int, int]:
+    _, channels, height, width = images.pixels_NCHW.shape
+    return channels, height, width

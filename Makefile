@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types pytest wheel-check sanitize cross peers format bench clean
+.PHONY: help demo test quick lint types pytest wheel-check sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -22,7 +22,7 @@ help: ## list the targets
 demo: .venv/demo.stamp ## train and evaluate a small gated network, a few minutes on a CPU
 	$(BIN)/cofire demo
 
-test: lint types pytest wheel-check sanitize ## everything that has to pass before a commit
+test: lint types pytest wheel-check sanitize browser-if-there ## everything that has to pass before a commit
 
 quick: .venv/dev.stamp ## the tests without the slow ones
 	$(BIN)/python -m pytest -q -m "not slow"
@@ -50,9 +50,17 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 	    > "$$(echo build/wheel-check/venv/lib/python*/site-packages)/borrowed.pth"
 	cd build/wheel-check && venv/bin/python -c "import cofire; assert 'wheel-check' in cofire.__file__; print(cofire.__version__)"
 	cd build/wheel-check && venv/bin/cofire --help > /dev/null
+	cd build/wheel-check && venv/bin/python -c "from cofire.analysis.page import TEMPLATE; TEMPLATE.read_text()"
 
 sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; two minutes
 	csrc/tests/sanitize.sh
+
+browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
+	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q tests/browser/check_report.py
+
+browser-if-there:
+	@if command -v chromium > /dev/null; then $(MAKE) browser; \
+	else echo "make browser was skipped: no chromium here; on Debian: apt-get install chromium"; fi
 
 cross: .venv/demo.stamp ## the engine for 64-bit ARM, run under qemu; needs Debian's g++-aarch64-linux-gnu and qemu-user
 	csrc/tests/cross.sh
@@ -84,4 +92,9 @@ clean: ## remove everything that make made
 .venv/dev.stamp: .venv/demo.stamp
 	$(INSTALL) --no-build-isolation -e '.[dev]'
 	$(INSTALL) --no-deps torchvision timm
+	touch $@
+
+# What `make browser` adds: Playwright without a browser of its own.
+.venv/browser.stamp: .venv/dev.stamp
+	$(INSTALL) --no-build-isolation -e '.[browser]'
 	touch $@

@@ -23,7 +23,7 @@ BLUE, ORANGE, GREEN, RED, GREY = "#3d85c6", "#e69f00", "#009e73", "#d55e00", "#9
 COLOURS = (BLUE, ORANGE, GREEN, RED, GREY)
 MARKERS = ("o", "s", "^", "D", "v")
 COLOUR_MAP = "cividis"
-WIDTH = 4.8  # inches: a column of a page, or a phone
+WIDTH = 3.5  # inches: a column of a printed page; on a phone, letters keep their size
 
 _TIP = "tip:"
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"

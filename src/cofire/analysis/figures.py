@@ -71,7 +71,7 @@ def pruning_ratios(routes: Mapping[str, GroupRoutes]) -> Figure:
 @styled
 def core_filters(routes: Mapping[str, GroupRoutes]) -> Figure:
     """Filters that run for every image, for some, and for none, per group (appendix of the paper)."""
-    figure, axes = _rows(list(routes))
+    figure, axes = _rows(list(routes), extra=0.4)
     for row, (group, found) in enumerate(routes.items()):
         parts = {
             "every image": (found.core, BLUE),
@@ -93,7 +93,7 @@ def core_filters(routes: Mapping[str, GroupRoutes]) -> Figure:
 @styled
 def agreement(found: Mapping[str, Agreement]) -> Figure:
     """Masks against targets per group: precision, recall, accuracy."""
-    figure, axes = _rows(list(found))
+    figure, axes = _rows(list(found), extra=0.2)
     axes.grid(axis="y")
     for number, name in enumerate(("precision", "recall", "accuracy")):
         for row, (group, values) in enumerate(found.items()):
@@ -262,7 +262,8 @@ def trade_off(points: Sequence[Point], paper: Sequence[Point] = (), *, column: s
             if len(layer) <= _MANY_POINTS:
                 place = (100 * point.reduction, -100 * point.drop)
                 axes.annotate(point.label, place, (4, 4), textcoords="offset points", fontsize=8)
-    axes.margins(x=0.15, y=0.15)
+    axes.margins(y=0.15)
+    axes.set_xlim(0, min(100.0, 130 * max(point.reduction for point in (*points, *paper))))
     axes.set_xlabel(f"MACs saved, % (column {column})")
     axes.set_ylabel("top-1 against dense, points")
     _legend(axes)
@@ -274,7 +275,7 @@ def foretold(rows: Sequence[Foretold]) -> Figure:
     """MACs saved: as estimated before training, masks not applied and applied, and as reached."""
     figure, axes = _rows([row.label for row in rows], extra=0.4)
     axes.grid(axis="y")
-    names = {"independent": "estimated, one pass", "cascade": "estimated, masks applied", "reached": "reached"}
+    names = {"independent": "est., one pass", "cascade": "est., masks on", "reached": "reached"}
     for number, (field, name) in enumerate(names.items()):
         for place, row in enumerate(rows):
             share = float(getattr(row, field))
@@ -302,7 +303,7 @@ def compressibility(found: Compressibility) -> Figure:
     axes.set_xlabel("core filters, % of the group")
     axes.set_ylabel("filters that can leave, %")
     rank = "undefined" if np.isnan(found.correlation) else f"{found.correlation:.2f}, p = {found.p_value:.2f}"
-    axes.set_title(f"Spearman's rank correlation {rank}; {len(found.tolerated)} groups", fontsize=9)
+    axes.set_title(f"rank correlation {rank}; {len(found.tolerated)} groups", fontsize=9)
     return figure
 
 
@@ -329,7 +330,9 @@ def _rows(names: Sequence[str], extra: float = 0.0) -> tuple[Figure, Axes]:
 def _legend(axes: Axes, title: str | None = None) -> None:
     """Above the axes, in one line."""
     if handles := [handle for handle, _ in _labelled(axes)]:
-        axes.figure.legend(handles=handles, title=title, loc="outside upper center", ncols=3, handletextpad=0.3)
+        axes.figure.legend(
+            handles=handles, title=title, loc="outside upper center", ncols=3, handletextpad=0.3, columnspacing=1.0
+        )
 
 
 def _labelled(axes: Axes) -> list[tuple[Any, str]]:

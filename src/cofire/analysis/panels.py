@@ -104,7 +104,8 @@ def _agreement_panel(decisions: Decisions) -> Panel:
     return Panel(
         name=name,
         title=title,
-        text="Precision: of the filters that ran, how many the target asks for. Recall: of those, how many ran.",
+        text="Precision: share of the filters that ran which the target asks for. Recall: share of the filters asked "
+        "for which ran.",
         figure=figures.agreement(found),
         columns=("group", "precision", "recall", "accuracy"),
         rows=tuple((group, part.precision, part.recall, part.accuracy) for group, part in found.items()),
@@ -226,7 +227,7 @@ def compressibility_panel(found: Compressibility, weights: str) -> Panel:
         name="compressibility",
         title="Does the core share foretell what can leave for good?",
         text=f"Each group of {weights} loses its smallest filters (L1), alone and without training, until top-1 falls "
-        f"by more than {percent(found.drop, 0)} from {percent(found.top1)}.",
+        f"by more than {100 * found.drop:g} points from {percent(found.top1)}. Spearman's correlation, p by shuffling.",
         figure=figures.compressibility(found),
         columns=("group", "core share", "can leave"),
         rows=tuple((group, core, found.tolerated[group]) for group, core in found.core_share.items()),
@@ -261,7 +262,8 @@ def foretold_panel(results: Mapping[str, Result]) -> Panel:
     return Panel(
         name=name,
         title=title,
-        text="One pass reads targets off the dense model; with masks applied, sparser inputs are seen too.",
+        text="Estimated before training: one pass reads all targets off the dense model; with masks on, each group "
+        "sees what the masks before it let through.",
         figure=figures.foretold(found),
         columns=("run", "estimated, one pass", "estimated, masks applied", "reached"),
         rows=tuple((row.label, row.independent, row.cascade, row.reached) for row in found),

@@ -14,6 +14,7 @@ from small import tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 
 from cofire import FTWT, ConfigError, DataError, FileError, GatedModel, analysis, gate
+from cofire.analysis.compressibility import _largest, num_passes
 
 # Routes
 
@@ -273,6 +274,18 @@ def test_a_group_with_every_filter_twice_tolerates_half_and_one_without_spare_to
     assert found.p_value == 1.0  # of two groups, shuffled or not, every order is as extreme
     rarest = analysis.compressibility(gated, some, loader, ratios=(0.5,), by="keep rate")
     assert rarest.tolerated == {"twice": 0.5, "once": 0.0}
+
+
+@pytest.mark.parametrize("tolerated", [0.0, 0.25, 0.5, 0.75, 1.0])
+def test_halving_finds_any_ratio_within_the_passes_it_promises(tolerated: float) -> None:
+    asked: list[float] = []
+
+    def tolerates(ratio: float) -> bool:
+        asked.append(ratio)
+        return ratio <= tolerated
+
+    assert _largest((1.0, 0.5, 0.25, 0.75), tolerates) == tolerated
+    assert 1 + len(asked) <= num_passes(1, 4)
 
 
 def test_a_generous_drop_tolerates_everything() -> None:

@@ -34,8 +34,8 @@ epochs = 1
 lr = 0.05
 """
 COMMANDS = [
-    *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift"),
-    *("reproduce", "zoo", "info", "data", "demo"),
+    *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift", "analyze"),
+    *("report", "reproduce", "zoo", "info", "data", "demo"),
 ]
 # Ctrl-C must reach it also where the tests run in the background of a shell, which lets its children ignore it.
 START = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from cofire.cli import main; main()"
@@ -126,6 +126,8 @@ def test_without_arguments_the_help_is_shown(cofire: Cofire) -> None:
         ("info", ["which are gated and why others are not"]),
         ("data", ["data sets cofire knows"]),
         ("demo", ["offline", "--out"]),
+        ("analyze", ["Figures and arrays", "--unit", "May be repeated", "--images"]),
+        ("report", ["One HTML file", "--compare", "--out"]),
     ],
 )
 def test_the_help_of_a_command_teaches(cofire: Cofire, command: str, lessons: list[str]) -> None:
@@ -251,6 +253,8 @@ def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, mon
     assert json.loads(Path("models/result.json").read_text()) == result
     assert cofire.json("info", "models/gated")["gate"]["fields"]["ratio"] == result["ratio"]
     assert cofire.json("info", "models/dense")["backbone"]["name"] == "resnet8_digits"
+    for kind in ("dense", "gated"):  # both are runs to the other commands
+        assert cofire.json("eval", f"models/{kind}")["top1"] == result[kind]["top1"]
 
 
 def test_the_demo_s_table_shows_both_networks() -> None:

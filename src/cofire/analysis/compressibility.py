@@ -5,7 +5,7 @@ Shapes: N images, O filters of a group, G groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +36,7 @@ class Compressibility:
         top1: accuracy with every filter running, in [0, 1].
         drop: how much of it a group may cost, in (0, 1).
         core_share: group -> share of filters that run for every image, in [0, 1].
-        tolerated: group -> the largest ratio tried, from 0, up to which pruning cost at most ``drop``.
+        tolerated: group -> the largest of the ratios at which pruning cost at most ``drop``; 0 if none.
         correlation: Spearman's rank correlation of the two over groups, in [-1, 1]; nan if one of them is constant.
         p_value: how often shuffled groups are correlated at least as much; nan as above.
     """
@@ -61,7 +61,8 @@ def compressibility(
 ) -> Compressibility:
     """Prune each group alone, the same filters for every image, and see how far the others can carry it.
 
-    Filters are masked, not cut out, and nothing is trained afterwards.
+    Filters are masked, not cut out, and nothing is trained afterwards. The ratio is found by halving, in about
+    log2(ratios) passes per group: more pruning is taken to cost more.
 
     Args:
         gated: its gates are held open. For the dense model that gating started from: ``gate(dense, gated.config)``.
@@ -84,17 +85,32 @@ def compressibility(
     with torch.no_grad(), evaluating(gated), gated.force("open"), progress(text) as bar:
         top1 = _top1(gated, batches)
         for group in bar.track(decisions.groups, description=text):
-            tolerated[group] = 0.0
-            for ratio in sorted(ratios):
+
+            def tolerates(ratio: float, group: str = group) -> bool:
                 with gated.force({group: _without_lowest(scores[group], ratio)}):
-                    if top1 - _top1(gated, batches) > drop:
-                        break
-                tolerated[group] = ratio
+                    return top1 - _top1(gated, batches) <= drop
+
+            tolerated[group] = _largest(ratios, tolerates)
     core_share = {group: found.core_share for group, found in routes(decisions).items()}
     correlation, p_value = spearman(list(core_share.values()), list(tolerated.values()))
     return Compressibility(
         top1=top1, drop=drop, core_share=core_share, tolerated=tolerated, correlation=correlation, p_value=p_value
     )
+
+
+def num_passes(num_groups: int, num_ratios: int = len(RATIOS)) -> int:
+    """Passes over the images that :func:`compressibility` makes at most."""
+    return 1 + num_groups * num_ratios.bit_length()
+
+
+def _largest(ratios: Sequence[float], tolerates: Callable[[float], bool]) -> float:
+    """The largest ratio that is tolerated, 0 if none, where every smaller one is tolerated too."""
+    rising = [0.0, *sorted(ratios)]
+    low, high = 0, len(rising)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if tolerates(rising[middle]) else (low, middle)
+    return rising[low]
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROW, _MOST_NAMES = 0.17, 48  # inches of a row; names that fit beside a figure of full height
+_SQUARE = 15  # names that fit beside a square one
 _MANY_POINTS = 12  # more of them are not named in the figure
 
 
@@ -114,7 +115,7 @@ def redundancy(groups: Sequence[str], found_GG: NDArray[np.float64]) -> Figure:
     """How far groups repeat each other's routing, 0 to 1; grey where a group treats all images alike."""
     from matplotlib.patches import Rectangle
 
-    figure, axes = _rows(groups, extra=0.4)
+    figure, axes = _rows(groups, extra=0.2, most=_SQUARE)
     shown = axes.imshow(np.ma.masked_invalid(found_GG), vmin=0, vmax=1, cmap=_colour_map(), aspect="auto")
     for row, group in enumerate(groups):
         others = [(value, groups[i]) for i, value in enumerate(found_GG[row]) if i != row and np.isfinite(value)]
@@ -178,14 +179,15 @@ def extremes(rows: Mapping[str, Sequence[tuple[NDArray[np.uint8], str]]]) -> Fig
         rows: name of a row -> (pixels HWC, text) of its pictures.
     """
     most = max(len(pictures) for pictures in rows.values())
-    figure = new_figure(0.3 + len(rows) * (WIDTH / most + 0.3))
-    grid = figure.subplots(len(rows), most, squeeze=False)
+    figure = new_figure(len(rows) * (WIDTH / most + 0.45))
+    grid = figure.subplots(len(rows), most, squeeze=False, gridspec_kw={"wspace": 0, "hspace": 0.3})
     for line, (name, pictures) in zip(grid, rows.items(), strict=True):
         for axes in line:
             axes.set_axis_off()
         for axes, (pixels_HWC, text) in zip(line, pictures, strict=False):
             _picture(axes, pixels_HWC)
-            axes.text(0.5, -0.06, text, transform=axes.transAxes, fontsize=8, ha="center", va="top")
+            line_of_text = axes.text(0.5, -0.06, text, transform=axes.transAxes, fontsize=8, ha="center", va="top")
+            line_of_text.set_in_layout(False)  # else a long one would make its picture small
         line[0].set_title(name, fontsize=9, loc="left")
     return figure
 
@@ -315,12 +317,11 @@ def empty(why: str) -> Figure:
     return figure
 
 
-def _rows(names: Sequence[str], extra: float = 0.0) -> tuple[Figure, Axes]:
+def _rows(names: Sequence[str], extra: float = 0.0, most: int = _MOST_NAMES) -> tuple[Figure, Axes]:
     """A figure with a row per name from top to bottom; where there are too many, only some are named."""
-    rows = min(len(names), _MOST_NAMES)
-    figure = new_figure(0.75 + extra + _ROW * rows)
+    figure = new_figure(0.75 + extra + _ROW * min(len(names), most))
     axes = figure.add_subplot()
-    step = -(-len(names) // _MOST_NAMES)
+    step = -(-len(names) // most)
     axes.set_yticks(range(0, len(names), step), list(names)[::step])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cofire.analysis import panels
-from cofire.analysis.compressibility import compressibility
+from cofire.analysis.compressibility import compressibility, num_passes
 from cofire.analysis.decisions import Decisions, collect
 from cofire.analysis.drawing import to_png, to_svg
 from cofire.analysis.panels import Panel, Picture
@@ -36,7 +36,8 @@ from cofire.provenance import provenance
 from cofire.text import percent
 
 IMAGES = 2000
-_SHOWN, _PRUNED_ON, _TRIPLETS, _EXTREMES = 400, 200, 8, 8  # images: of responses, of compressibility, of two figures
+_SHOWN, _TRIPLETS, _EXTREMES = 400, 8, 8  # images: of responses, of heatmaps, cheapest and dearest each
+_PRUNED_ON, _FEWEST, _MOST_MACS = 200, 100, 10**12  # of compressibility: images, and MACs in all: a minute or so
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -196,7 +197,11 @@ def _extreme_pictures(images: Images, decisions: Decisions) -> dict[str, list[Pi
 def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel:
     if run.images.label_N is None:
         return panels.empty_panel("compressibility", "Compressibility", "These images have no labels.")
-    loader = _spread(run.images, _PRUNED_ON).loader(run.batch_size)
+    affordable = _MOST_MACS // (num_passes(len(decisions.groups)) * decisions.dense_macs)
+    if affordable < min(_FEWEST, len(run.images)):
+        why = "Too long for a default: from Python, cofire.analysis.compressibility(gated, decisions, loader)."
+        return panels.empty_panel("compressibility", "Compressibility", why)
+    loader = _spread(run.images, min(_PRUNED_ON, affordable)).loader(run.batch_size)
     dense, weights = gated, "this run, with all gates open,"
     if (folder := find_dense(run)) is not None:
         try:

@@ -22,9 +22,10 @@ pytest.importorskip("jinja2", reason="jinja2 is needed (extra report)")
 
 from cofire import CofireError, ConfigError, FileError, analysis, evaluate
 from cofire.analysis.page import page
-from cofire.analysis.study import Run, Study, find_dense, open_run, read_results, short_names, study
+from cofire.analysis.study import Run, Study, find_dense, open_run, read_results, study
 from cofire.cli import app
-from cofire.experiment import parse_experiment, train_experiment
+from cofire.experiment import parse_experiment
+from cofire.runs import short_names, train_experiment
 
 RECIPE: dict[str, Any] = {
     "name": "small",
@@ -225,7 +226,7 @@ def test_names_are_as_long_as_it_takes_to_tell_folders_apart() -> None:
 
 def test_an_empty_folder_is_told_what_a_run_is(tmp_path: Path) -> None:
     for command in ("analyze", "report"):
-        with pytest.raises(FileError, match=r"must be the folder of a finished run.*but has no experiment\.json"):
+        with pytest.raises(FileError, match=r"holds no run: it has no experiment\.json; `cofire train RECIPE"):
             call(command, tmp_path, "--out", tmp_path / "x")
 
 

@@ -69,6 +69,17 @@ def runs_root() -> Path:
     return Path(os.environ.get("COFIRE_RUNS") or Path.home() / ".cache" / "cofire" / "runs")
 
 
+def short_names(folders: Sequence[str | Path]) -> dict[str, Path]:
+    """Run folders, each once, by their last part, or by as many of the last parts as it takes to tell them apart."""
+    given = {Path(folder).resolve(): Path(folder) for folder in folders}
+    names: dict[str, Path] = {}
+    length = 1
+    while len(names) < len(given):
+        names = {"/".join(whole.parts[-length:]): folder for whole, folder in given.items()}
+        length += 1
+    return names
+
+
 def weights_path(weights: str) -> Path:
     """Where ``[backbone] weights`` of a recipe lie."""
     kind, _, name = weights.partition(":")
@@ -223,6 +234,20 @@ def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any]
         write_json(path, found)
     estimated: dict[str, Any] = read_json(path)
     return estimated
+
+
+def read_result(run: str | Path) -> dict[str, Any]:
+    """What ``result.json`` of a finished run says."""
+    folder = Path(run)
+    if not (folder / "experiment.json").exists():
+        raise FileError(
+            f"{folder} holds no run: it has no experiment.json; `cofire train RECIPE --out {folder}` makes one. "
+            "A model saved from Python is analysed from Python: cofire.analysis"
+        )
+    if not (folder / "result.json").exists():
+        raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
+    result: dict[str, Any] = read_json(folder / "result.json")
+    return result
 
 
 def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:

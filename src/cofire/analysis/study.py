@@ -25,14 +25,15 @@ from cofire.analysis.routes import redundancy, routes
 from cofire.analysis.spending import ClassSpending, extremes, shares, spending_per_class
 from cofire.analysis.tradeoff import Result
 from cofire.data.feeding import progress
-from cofire.data.images import Images
+from cofire.data.images import AbstractImages
 from cofire.errors import CofireError, FileError, unknown
 from cofire.evaluation import evaluate
-from cofire.experiment import read_run, read_sets
-from cofire.files import read_json, write_atomically, write_json, write_tensors
+from cofire.experiment import read_run
+from cofire.files import write_atomically, write_json, write_tensors
 from cofire.gating import GatedModel, gate
 from cofire.persistence import load
 from cofire.provenance import provenance
+from cofire.runs import read_result, read_sets, short_names, weights_path
 from cofire.text import percent
 
 IMAGES = 2000
@@ -46,7 +47,7 @@ class Run:
 
     folder: Path
     model: nn.Module
-    images: Images
+    images: AbstractImages
     batch_size: int
     result: Result
 
@@ -91,37 +92,15 @@ def open_run(folder: str | Path, images: int = IMAGES) -> Run:
         FileError: the folder does not hold a finished run; says what is missing.
     """
     folder = Path(folder)
-    for name in ("experiment.json", "config.json", "result.json"):
-        if not (folder / name).is_file():
-            raise FileError(
-                f"{folder} must be the folder of a finished run, as `cofire train` and `cofire demo` leave it, "
-                f"but has no {name}; a model saved from Python is analysed from Python: cofire.analysis"
-            )
-    experiment, result = read_run(folder), read_json(folder / "result.json")
+    result, experiment = read_result(folder), read_run(folder)
     test = read_sets(experiment).test
     size = experiment.data.eval_batch_size
     return Run(folder=folder, model=load(folder), images=_spread(test, images), batch_size=size, result=result)
 
 
 def read_results(folders: Sequence[str | Path]) -> dict[str, Result]:
-    """Name -> result.json of some runs, each folder once."""
-    found = {}
-    for name, folder in short_names(folders).items():
-        if not (folder / "result.json").is_file():
-            raise FileError(f"{folder} must be the folder of a finished run, but has no result.json")
-        found[name] = read_json(folder / "result.json")
-    return found
-
-
-def short_names(folders: Sequence[str | Path]) -> dict[str, Path]:
-    """Folders by their last two parts, or by as many as it takes to tell them apart."""
-    given = {Path(folder).resolve(): Path(folder) for folder in folders}
-    names: dict[str, Path] = {}
-    length = 2
-    while len(names) < len(given):
-        names = {"/".join(whole.parts[-length:]): folder for whole, folder in given.items()}
-        length += 1
-    return names
+    """Name -> result.json of some finished runs, each folder once."""
+    return {name: read_result(folder) for name, folder in short_names(folders).items()}
 
 
 def study(run: Run, *, units: Sequence[str] = ()) -> Study:
@@ -131,7 +110,7 @@ def study(run: Run, *, units: Sequence[str] = ()) -> Study:
         units: whose responses and heatmaps to show. Default: responses of a unit in the middle and of the last one,
             heatmaps of the most pruned one.
     """
-    known = [unit.name for unit in model_units(run.model, _shape(run.images))]
+    known = [unit.name for unit in model_units(run.model, run.images.shape)]
     for name in units:
         if name not in known:
             raise unknown("unit", name, known)
@@ -164,7 +143,11 @@ def study(run: Run, *, units: Sequence[str] = ()) -> Study:
 def find_dense(run: Run) -> Path | None:
     """The dense run that ``run`` started from, where its recipe names a folder that is still there."""
     weights = run.result["experiment"]["backbone"].get("weights")
-    return Path(weights) if weights and (Path(weights) / "result.json").is_file() else None
+    try:
+        folder = weights_path(weights) if weights else None
+    except FileError:
+        return None
+    return folder if folder and (folder / "result.json").is_file() else None
 
 
 def _plain_classes(run: Run) -> list[Panel]:
@@ -184,11 +167,12 @@ def _classes(run: Run, decisions: Decisions) -> list[Panel]:
     return panels.class_panels(spending_per_class(decisions), run.images.classes, gated=True)
 
 
-def _extreme_pictures(images: Images, decisions: Decisions) -> dict[str, list[Picture]]:
+def _extreme_pictures(images: AbstractImages, decisions: Decisions) -> dict[str, list[Picture]]:
     share_N = shares(decisions)
 
     def pictures(rows: NDArray[np.int64]) -> list[Picture]:
-        return [(_pixels(images)[row], percent(float(share_N[row]))) for row in rows]
+        pixels_BHWC = _pixels(images, torch.from_numpy(rows))
+        return [(pixels, percent(float(share_N[row]))) for pixels, row in zip(pixels_BHWC, rows, strict=True)]
 
     cheap, dear = extremes(decisions, _EXTREMES)
     return {"cheapest": pictures(cheap), "dearest": pictures(dear)}
@@ -220,9 +204,10 @@ def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel
 
 def _heatmaps(run: Run, gated: GatedModel, decisions: Decisions, units: Sequence[str]) -> Iterator[Panel]:
     few = _spread(run.images, _TRIPLETS)
+    all_N = torch.arange(len(few))
     for unit in units or [_most_pruned(gated, decisions)]:
-        found = heatmaps(gated, few.normalise(few.pixels_NCHW), unit)
-        yield panels.heatmap_panel(found, _pixels(few))
+        found = heatmaps(gated, few.normalise(few.pixels(all_N)), unit)
+        yield panels.heatmap_panel(found, _pixels(few, all_N))
 
 
 def _most_pruned(gated: GatedModel, decisions: Decisions) -> str:
@@ -247,16 +232,11 @@ def _arrays(decisions: Decisions) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
-def _spread(images: Images, count: int) -> Images:
+def _spread(images: AbstractImages, count: int) -> AbstractImages:
     """At most ``count`` images, evenly from the whole set, which may be sorted by class."""
     return images.take(torch.arange(count) * len(images) // count) if count < len(images) else images
 
 
-def _pixels(images: Images) -> NDArray[np.uint8]:
-    """(N, H, W, C)."""
-    return images.pixels_NCHW.permute(0, 2, 3, 1).numpy()
-
-
-def _shape(images: Images) -> tuple[int, int, int]:
-    _, channels, height, width = images.pixels_NCHW.shape
-    return channels, height, width
+def _pixels(images: AbstractImages, row_B: Tensor) -> NDArray[np.uint8]:
+    """(B, H, W, C)."""
+    return images.pixels(row_B).permute(0, 2, 3, 1).numpy()

@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 
 from cofire.data.images import AbstractImages
-from cofire.errors import ConfigError, FileError
+from cofire.errors import ConfigError
 from cofire.experiment import as_table, read_run
-from cofire.files import read_json
 from cofire.persistence import load
-from cofire.runs import read_sets, whole_macs
+from cofire.runs import read_result, read_sets, short_names, whole_macs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,8 +41,10 @@ def read_runs(folders: Sequence[Path]) -> Runs:
         FileError: a folder holds no finished run.
         ConfigError: the runs are on different data sets, or a folder is named twice.
     """
-    names = _names(folders)
-    results = {name: _result(folder) for name, folder in names.items()}
+    names = short_names(folders)
+    if len(names) < len(folders):
+        raise ConfigError(f"every run must be named once, got {', '.join(map(str, folders))}")
+    results = {name: read_result(folder) for name, folder in names.items()}
     experiments = {name: read_run(folder) for name, folder in names.items()}
     first, *others = experiments
     part = experiments[first].data
@@ -66,26 +67,3 @@ def read_runs(folders: Sequence[Path]) -> Runs:
             for name, experiment in experiments.items()
         },
     )
-
-
-def _names(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders by their own names, with as many folders above as it takes to tell them apart."""
-    paths = [folder.resolve() for folder in folders]
-    for folder, path in zip(folders, paths, strict=True):
-        if paths.count(path) > 1:
-            raise ConfigError(f"every run must be named once, got {folder} more than once")
-    depth = 1
-    while len(names := {"/".join(path.parts[-depth:]): path for path in paths}) < len(paths):
-        depth += 1
-    return names
-
-
-def _result(folder: Path) -> Any:
-    """What ``result.json`` of a finished run says."""
-    if not (folder / "experiment.json").exists():
-        raise FileError(
-            f"{folder} holds no run: it has no experiment.json; `cofire train RECIPE --out {folder}` makes it"
-        )
-    if not (folder / "result.json").exists():
-        raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
-    return read_json(folder / "result.json")

@@ -10,6 +10,7 @@ import pytest
 from small import ROOT
 
 from cofire import ConfigError, FileError, cli, paper, reproduce
+from cofire.analysis.tradeoff import reproduced_points
 from cofire.paper import PaperTable, paper_tables
 
 RECIPES = ROOT / "recipes"
@@ -120,6 +121,29 @@ def test_the_markdown_of_what_was_run_has_a_line_for_each(own_table: Path) -> No
 def test_a_table_without_a_recipe_folder_says_where_to_run(own_table: Path) -> None:
     with pytest.raises(FileError, match=r"must be the folder of cofire's recipes; run this in a clone"):
         reproduce.reproduce("own", recipes=own_table / "nowhere")
+
+
+def test_figure_1_has_the_papers_points_and_ours(own_table: Path) -> None:
+    ours, papers = reproduced_points(run(own_table))
+    assert [(point.label, point.kind) for point in ours] == [("Net, FTWT", "ours: dynamic")]
+    assert [(point.reduction, point.drop) for point in papers] == [(0.5, 0.01)]
+    gated = made(own_table).rows[1]
+    assert ours[0].reduction == pytest.approx(sum(gated.ours("reduction")) / 200)
+    assert ours[0].drop == pytest.approx(sum(gated.ours("drop")) / 200)
+
+
+def test_where_the_paper_prints_no_drop_it_follows_from_the_baseline() -> None:
+    _, papers = reproduced_points(reproduce.reproduce("cifar10", recipes=RECIPES, results=RECIPES))
+    drops = {point.label: point.drop for point in papers}
+    assert drops["VGG16-BN, FTWT decoupled, r = 0.85"] == pytest.approx((93.82 - 93.19) / 100)
+    assert {point.kind for point in papers} == {"paper: static", "paper: dynamic"}
+
+
+def test_the_command_draws_the_figure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is needed (extra plots)")
+    figure = tmp_path / "figure1.svg"
+    cli.reproduce("imagenet", only="ResNet-34", recipes=RECIPES, results=RECIPES, plot=figure)
+    assert "ResNet-34, FTWT r = 0.93: 47.4 % of MACs saved, top-1 -1.13 points" in figure.read_text()
 
 
 @pytest.mark.parametrize("name", reproduce.tables())

@@ -15,6 +15,9 @@ from rich.logging import RichHandler
 
 from cofire import data, demo, runs, zoo
 from cofire.analysis.command import analyze, report
+from cofire.analysis.drawing import write_figure
+from cofire.analysis.figures import trade_off
+from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
 from cofire.cost import cost
@@ -258,11 +261,13 @@ def reproduce(
     only: Annotated[str, typer.Option(help="Only rows whose network or method contains this text.")] = "",
     recipes: Annotated[Path, typer.Option(help="Folder of the recipes.")] = Path("recipes"),
     results: Annotated[Path, typer.Option(help="Folder of the result files.")] = Path("results"),
+    plot: Annotated[Path | None, typer.Option(help="Draw accuracy against MACs saved: .svg, .png or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """A table of the paper with our numbers beside it, read from result files; with --run, made.
 
-    For example `cofire reproduce cifar10`, or `cofire reproduce cifar10 --run --only ResNet-20`. Runs go to
+    For example `cofire reproduce cifar10`, or `cofire reproduce cifar10 --run --only ResNet-20`; the paper's figure 1
+    is `cofire reproduce imagenet --only ResNet-34 --plot figure1.svg`. Runs go to
     $COFIRE_RUNS (default ~/.cache/cofire/runs) and can be interrupted; the paper's latency is `cofire bench
     --paper-latency`.
     """
@@ -275,6 +280,9 @@ def reproduce(
         say = Console(stderr=True).print
         run_missing(found, recipes=recipes, results=results, seeds=seeds, say=say)
         found = reproduce_table(table, budget=budget, recipes=recipes, results=results, only=only)
+    if plot is not None:
+        ours, papers = reproduced_points(found)
+        write_figure(trade_off(ours, papers, column="paper"), plot)
     typer.echo(json.dumps(found.to_json(), indent=2) if as_json else str(found))
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 from xml.etree import ElementTree
 
 from cofire.data.decoding import require
+from cofire.errors import ConfigError
+from cofire.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
+FORMATS = (".svg", ".png", ".pdf")
 
 INK = "#202122"
 """Colour of text and axes; in a page it becomes that of the page's text."""
@@ -83,6 +87,20 @@ def to_svg(figure: Figure, name: str) -> bytes:
     """The figure as an SVG file; the same figure and name give the same bytes."""
     content: bytes = ElementTree.tostring(_svg(figure, name), encoding="utf-8", xml_declaration=True)
     return content
+
+
+def check_format(path: Path) -> None:
+    """Raise unless ``path`` names a kind of file that `write_figure` writes, and there is matplotlib to write it."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"a figure must be a file in {', '.join(FORMATS)}, got {path}")
+    _matplotlib()
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """The figure as a file: .svg, with values on hover, .png or .pdf."""
+    check_format(path)
+    kind = path.suffix.lower().removeprefix(".")
+    write_atomically(path, to_svg(figure, path.stem) if kind == "svg" else _saved(figure, kind, {}))
 
 
 def to_inline_svg(figure: Figure, name: str, label: str) -> str:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from cofire.cost import Column
 from cofire.errors import FileError
+from cofire.reproduce import Reproduction
 
 Result = Mapping[str, Any]
 
@@ -72,6 +74,29 @@ def points(results: Mapping[str, Result], column: Column = "executed") -> tuple[
             drop, reduction = sum(base) / len(base) - result["test"]["top1"], result["test"]["reduction"][column]
             found.append(Point(label=label, reduction=reduction, drop=drop, kind=kind(result)))
     return found, left_out
+
+
+def reproduced_points(found: Reproduction) -> tuple[list[Point], list[Point]]:
+    """Our points and the paper's in a table of the paper, MACs counted in its column ``paper``.
+
+    A network's points are those of rows whose baseline and reduction are known.
+    """
+    ours, papers = [], []
+    baseline: dict[str, float] = {}
+    for row in found.rows:
+        paper = row.paper.values
+        if row.paper.method == "baseline" and "top1" in paper:
+            baseline[row.paper.network] = mean(paper["top1"])
+        label = f"{row.paper.network}, {row.paper.method}"
+        sort = "static" if row.paper.method.endswith("static") else "dynamic"
+        drop, saved = row.ours("drop"), row.ours("reduction")
+        if drop and saved and mean(saved) > 0:
+            ours.append(Point(label=label, reduction=mean(saved) / 100, drop=mean(drop) / 100, kind=f"ours: {sort}"))
+        if "reduction" in paper and ("drop" in paper or row.paper.network in baseline):
+            lost = mean(paper["drop"]) if "drop" in paper else baseline[row.paper.network] - mean(paper["top1"])
+            saved_share = mean(paper["reduction"]) / 100
+            papers.append(Point(label=label, reduction=saved_share, drop=lost / 100, kind=f"paper: {sort}"))
+    return ours, papers
 
 
 def foretold(results: Mapping[str, Result], column: Column = "executed") -> list[Foretold]:

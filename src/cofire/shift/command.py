@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cofire.analysis.drawing import check_format, write_figure
 from cofire.errors import ConfigError
 from cofire.files import write_json
 from cofire.provenance import provenance
 from cofire.shift.corruptions import corruption, list_corruptions
 from cofire.shift.measure import PAPER
 from cofire.shift.measure import shift as measure
-from cofire.shift.plot import library_for
 from cofire.shift.plot import plot as draw
 from cofire.shift.runs import read_runs
 
@@ -45,7 +45,7 @@ def shift(
     """Test images get worse: accuracy, calibration, cost and masks of runs under blur, noise and more."""
     plan = dict(map(_severities, corruptions or PAPER))
     if plot is not None:
-        library_for(plot)  # raises now, not after the measuring
+        check_format(plot)  # raises now, not after the measuring
     origin = provenance()
     runs = read_runs([run, *(compare or ())])
     few = runs.images if images is None or images >= len(runs.images) else runs.images.split(images)[1]
@@ -58,7 +58,7 @@ def shift(
     if json is not None:
         write_json(json, {"provenance": origin, "runs": runs.described, **result.to_json()})
     if plot is not None:
-        draw(result, plot)
+        write_figure(draw(result), plot)
 
 
 def _severities(text: str) -> tuple[str, tuple[float, ...]]:

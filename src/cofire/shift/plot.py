@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING
 
-from cofire.data.decoding import require
-from cofire.errors import ConfigError
+from cofire.analysis.drawing import COLOURS, MARKERS, new_figure, styled, tip
 from cofire.shift.results import Point, Shift
 
-FORMATS = (".svg", ".png", ".pdf")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def plot(result: Shift, path: Path) -> None:
-    """Draw a column of two panels for each corruption: Brier score above, top-1 below; severity 0 is clean.
-
-    Args:
-        path: ends in .svg, .png or .pdf.
-    """
-    matplotlib = library_for(path)
+@styled
+def plot(result: Shift) -> Figure:
+    """A column of two panels for each corruption: Brier score above, top-1 below; severity 0 is clean."""
     columns = len(result.points)
-    figure = matplotlib.Figure(figsize=(1 + 3.6 * columns, 6), layout="constrained")
+    figure = new_figure(6, 1 + 3.6 * columns)
     panels = figure.subplots(2, columns, sharex="col", squeeze=False)
     for (name, by_model), (brier, top1) in zip(result.points.items(), panels.T, strict=True):
-        for model, points in by_model.items():
+        for number, (model, points) in enumerate(by_model.items()):
             line = _line(result.clean[model], points)
             severities = [point.severity for point in line]
-            brier.plot(severities, [point.brier for point in line], marker="o", markersize=3, label=model)
-            top1.plot(severities, [100 * point.report.top1 for point in line], marker="o", markersize=3)
+            look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 4}
+            for panel, values in (
+                (brier, [point.brier for point in line]),
+                (top1, [100 * point.report.top1 for point in line]),
+            ):
+                (drawn,) = panel.plot(severities, values, label=model, **look)
+                tip(drawn, f"{model}: " + ", ".join(f"{value:.3g}" for value in values))
         brier.set_title(name)
         top1.set_xlabel(result.units[name].replace(", ", ",\n"))
     panels[0, 0].set_ylabel("Brier score (low is good)")
     panels[1, 0].set_ylabel("top-1, %")
-    panels[0, 0].legend(fontsize="small")
+    panels[0, 0].legend()
     figure.suptitle(f"{result.n} images of {result.data}")
-    figure.savefig(path)
-
-
-def library_for(path: Path) -> ModuleType:
-    """The library that draws, or an error if it is missing or cannot write such a file."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"a plot must be a file in {', '.join(FORMATS)}, got {path}")
-    return require("matplotlib.figure", package="matplotlib", extra="plots")
+    return figure
 
 
 def _line(clean: Point, points: tuple[Point, ...]) -> list[Point]:

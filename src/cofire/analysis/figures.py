@@ -246,6 +246,7 @@ def trade_off(points: Sequence[Point], paper: Sequence[Point] = (), *, column: s
     axes = figure.add_subplot()
     axes.grid()
     axes.axhline(0, color=INK, linewidth=0.8)
+    widest = min(100.0, 150 * max(point.reduction for point in (*points, *paper)))
     for layer, hollow in ((paper, True), (points, False)):
         kinds = list(dict.fromkeys(point.kind for point in layer))
         for point in layer:
@@ -263,9 +264,11 @@ def trade_off(points: Sequence[Point], paper: Sequence[Point] = (), *, column: s
             tip(dot, f"{point.label}: {percent(point.reduction)} of MACs saved, top-1 {-100 * point.drop:+.2f} points")
             if len(layer) <= _MANY_POINTS:
                 place = (100 * point.reduction, -100 * point.drop)
-                axes.annotate(point.label, place, (4, 4), textcoords="offset points", fontsize=8)
+                side = "right" if place[0] > 0.75 * widest else "left"
+                offset = (-5 if side == "right" else 5, 4)
+                axes.annotate(point.label, place, offset, textcoords="offset points", fontsize=8, ha=side)
     axes.margins(y=0.15)
-    axes.set_xlim(0, min(100.0, 130 * max(point.reduction for point in (*points, *paper))))
+    axes.set_xlim(0, widest)
     axes.set_xlabel(f"MACs saved, % (column {column})")
     axes.set_ylabel("top-1 against dense, points")
     _legend(axes)

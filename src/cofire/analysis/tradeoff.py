@@ -82,13 +82,15 @@ def reproduced_points(found: Reproduction) -> tuple[list[Point], list[Point]]:
     A network's points are those of rows whose baseline and reduction are known.
     """
     ours, papers = [], []
+    several = len({row.paper.network for row in found.rows}) > 1
     baseline: dict[str, float] = {}
     for row in found.rows:
         paper = row.paper.values
         if row.paper.method == "baseline" and "top1" in paper:
             baseline[row.paper.network] = mean(paper["top1"])
-        label = f"{row.paper.network}, {row.paper.method}"
-        sort = "static" if row.paper.method.endswith("static") else "dynamic"
+        method, static, _ = row.paper.method.partition(", static")
+        label = f"{row.paper.network}, {method}" if several else method
+        sort = "static" if static else "dynamic"
         drop, saved = row.ours("drop"), row.ours("reduction")
         if drop and saved and mean(saved) > 0:
             ours.append(Point(label=label, reduction=mean(saved) / 100, drop=mean(drop) / 100, kind=f"ours: {sort}"))

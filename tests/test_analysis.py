@@ -225,6 +225,18 @@ def test_a_drop_is_against_the_mean_dense_run_of_the_same_network() -> None:
     assert {p.reduction for p in analysis.points(results, "paper")[0]} == {0.5}
 
 
+def test_the_paper_s_points_are_those_of_the_same_network_and_data() -> None:
+    def named(data: str, backbone: str) -> dict[str, analysis.Point]:
+        recipe = {"data": {"name": data, "args": {}}, "backbone": {"name": backbone, "args": {}}}
+        return {point.label: point for point in analysis.paper_points({**result(0.9), "experiment": recipe})}
+
+    point = named("cifar10", "resnet56")["FTWT decoupled, r = 0.80"]
+    assert (point.reduction, round(point.drop, 6)) == (0.66, 0.0103)  # 93.66 dense, 92.63
+    assert named("imagenet", "mobilenet_v1_imagenet")["FTWT r = 1"].drop == pytest.approx(-0.0009)
+    assert "baseline" not in named("cifar10", "resnet56")
+    assert named("digits", "resnet8_digits") == named("cifar10", "resnet20") == {}
+
+
 def test_what_was_foretold_stands_beside_what_came() -> None:
     estimated = {"images": 9, "independent": {"executed": 0.3}, "cascade": {"executed": 0.35}}
     results = {"a": result(0.9, gate={}, estimated=estimated), "b": result(0.9, gate={}, estimated=None)}

@@ -17,7 +17,7 @@ from cofire.analysis.routes import (
     silent_filters,
 )
 from cofire.analysis.spending import ClassSpending, extremes, shares, spending_per_class
-from cofire.analysis.tradeoff import Foretold, Point, foretold, points
+from cofire.analysis.tradeoff import Foretold, Point, foretold, paper_points, points
 
 __all__ = [
     "Agreement",
@@ -37,6 +37,7 @@ __all__ = [
     "foretold",
     "heatmaps",
     "model_units",
+    "paper_points",
     "points",
     "redundancy",
     "responses",

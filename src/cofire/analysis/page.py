@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cofire.analysis.drawing import to_inline_svg
 from cofire.analysis.panels import Panel, trade_off_panel
 from cofire.analysis.study import Study
-from cofire.analysis.tradeoff import Result, kind
+from cofire.analysis.tradeoff import Result, kind, paper_points
 from cofire.cost import COLUMNS
 from cofire.data.decoding import require
 from cofire.files import write_text
@@ -47,8 +47,8 @@ def page(study: Study, results: Mapping[str, Result], command: Sequence[str]) ->
     )
     environment.filters["cell"] = cell
     drawn = [panel for panel in study.panels if panel.name != "extremes"]  # the page shows the pictures themselves
-    trade_off = [trade_off_panel(results)] if len(results) > 1 else []
     result = study.run.result
+    trade_off = [_trade_off(results, result)] if len(results) > 1 else []
     text: str = environment.get_template(TEMPLATE.name).render(
         study=study,
         num_images=len(study.run.images),
@@ -65,6 +65,12 @@ def page(study: Study, results: Mapping[str, Result], command: Sequence[str]) ->
         ],
     )
     return text
+
+
+def _trade_off(results: Mapping[str, Result], result: Result) -> Panel:
+    """In the paper's count where the paper has points of this network, else in ours."""
+    paper = paper_points(result)
+    return trade_off_panel(results, paper, "paper" if paper else "executed")
 
 
 def cell(value: Any) -> str:

@@ -86,7 +86,7 @@ class Study:
 
 
 def open_run(folder: str | Path, images: int = IMAGES) -> Run:
-    """The run in ``folder`` with at most ``images`` of its test images, spread evenly over the set.
+    """The run in ``folder`` with at most ``images`` of its test images, each class its share.
 
     Raises:
         FileError: the folder does not hold a finished run; says what is missing.
@@ -95,7 +95,7 @@ def open_run(folder: str | Path, images: int = IMAGES) -> Run:
     result, experiment = read_result(folder), read_run(folder)
     test = read_sets(experiment).test
     size = experiment.data.eval_batch_size
-    return Run(folder=folder, model=load(folder), images=_spread(test, images), batch_size=size, result=result)
+    return Run(folder=folder, model=load(folder), images=_few(test, images), batch_size=size, result=result)
 
 
 def read_results(folders: Sequence[str | Path]) -> dict[str, Result]:
@@ -115,7 +115,7 @@ def study(run: Run, *, units: Sequence[str] = ()) -> Study:
         if name not in known:
             raise unknown("unit", name, known)
     chosen = list(units) or list(dict.fromkeys([known[len(known) // 2], known[-1]]))
-    few = _spread(run.images, _SHOWN)
+    few = _few(run.images, _SHOWN)
     found = [responses(run.model, few.loader(run.batch_size), name, text=f"responses of {name}") for name in chosen]
     shown = [panels.response_panel(each, run.images.classes) for each in found]
     arrays = {f"responses/{each.unit}": torch.from_numpy(each.peak_NO) for each in found}
@@ -141,13 +141,13 @@ def study(run: Run, *, units: Sequence[str] = ()) -> Study:
 
 
 def find_dense(run: Run) -> Path | None:
-    """The dense run that ``run`` started from, where its recipe names a folder that is still there."""
+    """The dense run that ``run`` started from, where its recipe names one that is still there."""
     weights = run.result["experiment"]["backbone"].get("weights")
     try:
         folder = weights_path(weights) if weights else None
-    except FileError:
+    except CofireError:  # it was named and has gone
         return None
-    return folder if folder and (folder / "result.json").is_file() else None
+    return folder if folder is not None and (folder / "result.json").is_file() else None
 
 
 def _plain_classes(run: Run) -> list[Panel]:
@@ -171,8 +171,8 @@ def _extreme_pictures(images: AbstractImages, decisions: Decisions) -> dict[str,
     share_N = shares(decisions)
 
     def pictures(rows: NDArray[np.int64]) -> list[Picture]:
-        pixels_BHWC = _pixels(images, torch.from_numpy(rows))
-        return [(pixels, percent(float(share_N[row]))) for pixels, row in zip(pixels_BHWC, rows, strict=True)]
+        texts = [percent(float(share)) for share in share_N[rows]]
+        return list(zip(_pixels(images, rows), texts, strict=True))
 
     cheap, dear = extremes(decisions, _EXTREMES)
     return {"cheapest": pictures(cheap), "dearest": pictures(dear)}
@@ -185,7 +185,7 @@ def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel
     if affordable < min(_FEWEST, len(run.images)):
         why = "Too long for a default: from Python, cofire.analysis.compressibility(gated, decisions, loader)."
         return panels.empty_panel("compressibility", "Compressibility", why)
-    loader = _spread(run.images, min(_PRUNED_ON, affordable)).loader(run.batch_size)
+    loader = _few(run.images, min(_PRUNED_ON, affordable)).loader(run.batch_size)
     dense, weights = gated, "this run, with all gates open,"
     if (folder := find_dense(run)) is not None:
         try:
@@ -203,11 +203,11 @@ def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel
 
 
 def _heatmaps(run: Run, gated: GatedModel, decisions: Decisions, units: Sequence[str]) -> Iterator[Panel]:
-    few = _spread(run.images, _TRIPLETS)
-    all_N = torch.arange(len(few))
+    few = _few(run.images, _TRIPLETS)
+    rows = np.arange(len(few))
     for unit in units or [_most_pruned(gated, decisions)]:
-        found = heatmaps(gated, few.normalise(few.pixels(all_N)), unit)
-        yield panels.heatmap_panel(found, _pixels(few, all_N))
+        found = heatmaps(gated, few.normalise(few.pixels(torch.from_numpy(rows))), unit)
+        yield panels.heatmap_panel(found, _pixels(few, rows))
 
 
 def _most_pruned(gated: GatedModel, decisions: Decisions) -> str:
@@ -232,11 +232,11 @@ def _arrays(decisions: Decisions) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
-def _spread(images: AbstractImages, count: int) -> AbstractImages:
-    """At most ``count`` images, evenly from the whole set, which may be sorted by class."""
-    return images.take(torch.arange(count) * len(images) // count) if count < len(images) else images
+def _few(images: AbstractImages, count: int) -> AbstractImages:
+    """At most ``count`` images, each class its share."""
+    return images.split(count)[1] if count < len(images) else images
 
 
-def _pixels(images: AbstractImages, row_B: Tensor) -> NDArray[np.uint8]:
-    """(B, H, W, C)."""
-    return images.pixels(row_B).permute(0, 2, 3, 1).numpy()
+def _pixels(images: AbstractImages, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Some pictures, (N, H, W, C)."""
+    return images.pixels(torch.from_numpy(rows)).permute(0, 2, 3, 1).numpy()

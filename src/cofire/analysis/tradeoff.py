@@ -13,6 +13,7 @@ from typing import Any
 from cofire.cost import Column
 from cofire.errors import FileError
 from cofire.reproduce import Reproduction
+from cofire.paper import paper_tables
 
 Result = Mapping[str, Any]
 
@@ -99,6 +100,29 @@ def reproduced_points(found: Reproduction) -> tuple[list[Point], list[Point]]:
             saved_share = mean(paper["reduction"]) / 100
             papers.append(Point(label=label, reduction=saved_share, drop=lost / 100, kind=f"paper: {sort}"))
     return ours, papers
+def paper_points(result: Result) -> list[Point]:
+    """What the paper has on the network and data of ``result``, in its own count (column ``paper``)."""
+    recipe = _recipe(result)
+    data, backbone = recipe["data"]["name"], _letters(recipe["backbone"]["name"])
+    if data not in paper_tables():
+        return []
+    rows = [
+        row for row in paper_tables()[data].rows if backbone in (_letters(row.network), _letters(row.network + data))
+    ]
+    found = []
+    for row in rows:
+        if row.method == "baseline":
+            dense = row.values.get("top1", [])
+        elif "reduction" in row.values:
+            (reduction,), (top1,) = row.values["reduction"], row.values["top1"]
+            (drop,) = row.values.get("drop", [dense[0] - top1])
+            found.append(Point(label=row.method, reduction=reduction / 100, drop=drop / 100, kind="paper"))
+    return found
+
+
+def _letters(name: str) -> str:
+    """``ResNet-56`` and ``resnet56`` are one network."""
+    return "".join(filter(str.isalnum, name.lower()))
 
 
 def foretold(results: Mapping[str, Result], column: Column = "executed") -> list[Foretold]:

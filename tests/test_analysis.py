@@ -232,6 +232,8 @@ def test_the_paper_s_points_are_those_of_the_same_network_and_data() -> None:
 
     point = named("cifar10", "resnet56")["FTWT decoupled, r = 0.80"]
     assert (point.reduction, round(point.drop, 6)) == (0.66, 0.0103)  # 93.66 dense, 92.63
+    kinds = {point.kind for point in named("cifar10", "resnet56").values()}
+    assert kinds == {"paper: FTWT", "paper: static", "paper: other"}
     assert named("imagenet", "mobilenet_v1_imagenet")["FTWT r = 1"].drop == pytest.approx(-0.0009)
     assert "baseline" not in named("cifar10", "resnet56")
     assert named("digits", "resnet8_digits") == named("cifar10", "resnet20") == {}

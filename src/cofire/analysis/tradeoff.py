@@ -26,7 +26,7 @@ class Point:
         label: what it is called.
         reduction: share of the dense MACs saved, in [0, 1].
         drop: of top-1 against the dense network, in [-1, 1]; below 0 it got better.
-        kind: points of one kind look alike, e.g. ``gated``, ``pruned``, ``paper: dynamic``.
+        kind: points of one kind look alike, e.g. ``gated``, ``pruned``, ``paper: static``.
     """
 
     label: str
@@ -116,7 +116,9 @@ def paper_points(result: Result) -> list[Point]:
         elif "reduction" in row.values:
             (reduction,), (top1,) = row.values["reduction"], row.values["top1"]
             (drop,) = row.values.get("drop", [dense[0] - top1])
-            found.append(Point(label=row.method, reduction=reduction / 100, drop=drop / 100, kind="paper"))
+            kind = next((word for word in ("FTWT", "static") if word in row.method), "other")
+            point = Point(label=row.method, reduction=reduction / 100, drop=drop / 100, kind=f"paper: {kind}")
+            found.append(point)
     return found
 
 

@@ -56,7 +56,7 @@ sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a sh
 	csrc/tests/sanitize.sh
 
 browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
-	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q tests/browser/check_report.py
+	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py
 
 browser-if-there:
 	@if command -v chromium > /dev/null; then $(MAKE) browser; \

@@ -35,14 +35,14 @@ def tips(figure: Figure) -> list[str]:
 
 def lengths(figure: Figure) -> list[float]:
     """Lengths of horizontal bars."""
-    return [patch.get_width() for patch in figure.axes[0].patches]
+    return [bar.get_width() for bars in figure.axes[0].containers for bar in bars]
 
 
 def test_two_clusters_and_one() -> None:
     figure = figures.clusters(analysis.routes(decisions()), 3)
     assert tips(figure) == ["a: 2 clusters in 3 images", "b: 1 clusters in 3 images"]
     assert figure.axes[0].get_xscale() == "log"
-    assert [patch.get_x() + patch.get_width() for patch in figure.axes[0].patches] == [2, 1]
+    assert [bar.get_x() + bar.get_width() for bars in figure.axes[0].containers for bar in bars] == [2, 1]
 
 
 def test_half_of_the_filters_are_off() -> None:

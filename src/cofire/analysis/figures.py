@@ -48,8 +48,8 @@ def clusters(routes: Mapping[str, GroupRoutes], num_images: int) -> Figure:
     figure, axes = _rows(list(routes))
     lowest = 0.7  # a single cluster still has a bar
     for row, (group, found) in enumerate(routes.items()):
-        (bar,) = axes.barh(row, found.clusters - lowest, left=lowest, color=BLUE)
-        tip(bar, f"{group}: {found.clusters} clusters in {num_images} images")
+        axes.barh(row, found.clusters - lowest, left=lowest, color=BLUE)
+        _row_tip(axes, row, f"{group}: {found.clusters} clusters in {num_images} images")
     axes.set_xscale("log")
     axes.axvline(num_images, color=INK, linestyle=":", linewidth=1)
     axes.set_xlim(lowest, num_images * 1.6)
@@ -62,8 +62,8 @@ def pruning_ratios(routes: Mapping[str, GroupRoutes]) -> Figure:
     """Mean share of filters that are off, per group (figure 4b of the paper)."""
     figure, axes = _rows(list(routes))
     for row, (group, found) in enumerate(routes.items()):
-        (bar,) = axes.barh(row, 100 * found.pruned, color=BLUE)
-        tip(bar, f"{group}: {percent(found.pruned)} of {found.filters} filters off")
+        axes.barh(row, 100 * found.pruned, color=BLUE)
+        _row_tip(axes, row, f"{group}: {percent(found.pruned)} of {found.filters} filters off")
     axes.set_xlim(0, 100)
     axes.set_xlabel("filters off, mean over images, %")
     return figure
@@ -113,16 +113,12 @@ def agreement(found: Mapping[str, Agreement]) -> Figure:
 @styled
 def redundancy(groups: Sequence[str], found_GG: NDArray[np.float64]) -> Figure:
     """How far groups repeat each other's routing, 0 to 1; grey where a group treats all images alike."""
-    from matplotlib.patches import Rectangle
-
     figure, axes = _rows(groups, extra=0.2, most=_SQUARE)
     shown = axes.imshow(np.ma.masked_invalid(found_GG), vmin=0, vmax=1, cmap=_colour_map(), aspect="auto")
     for row, group in enumerate(groups):
         others = [(value, groups[i]) for i, value in enumerate(found_GG[row]) if i != row and np.isfinite(value)]
         most = f"most like {max(others)[1]} ({max(others)[0]:.2f})" if others else "treats all images alike"
-        # Nearly transparent: what is not painted at all cannot be hovered over.
-        cover = Rectangle((-0.5, row - 0.5), len(groups), 1, facecolor=INK, edgecolor="none", alpha=0.004)
-        tip(axes.add_patch(cover), f"{group}: {most}")
+        _row_tip(axes, row, f"{group}: {most}")
     axes.set_xticks([])
     axes.set_xlabel("groups in the same order")
     axes.spines[:].set_visible(False)
@@ -151,9 +147,10 @@ def class_spending(found: Mapping[int, ClassSpending], names: Sequence[str]) -> 
     """Mean MACs of each class, with the standard deviation over its images."""
     figure, axes = _rows([names[label] for label in found])
     for row, (label, part) in enumerate(found.items()):
-        (bar,) = axes.barh(row, 100 * part.share, color=BLUE)
-        tip(bar, f"{names[label]}: {percent(part.share)} ± {100 * part.spread:.1f} of the dense MACs, {part.n} images")
+        axes.barh(row, 100 * part.share, color=BLUE)
         axes.plot([100 * (part.share - part.spread), 100 * (part.share + part.spread)], [row, row], color=INK, lw=1)
+        spent = f"{percent(part.share)} ± {100 * part.spread:.1f} of the dense MACs"
+        _row_tip(axes, row, f"{names[label]}: {spent}, {part.n} images")
     axes.set_xlim(0, 100)
     axes.set_xlabel("MACs, % of dense (line: standard deviation)")
     return figure
@@ -164,8 +161,8 @@ def class_accuracy(found: Mapping[int, ClassSpending], names: Sequence[str]) -> 
     """Top-1 accuracy of each class."""
     figure, axes = _rows([names[label] for label in found])
     for row, (label, part) in enumerate(found.items()):
-        (bar,) = axes.barh(row, 100 * part.top1, color=GREEN)
-        tip(bar, f"{names[label]}: top-1 {percent(part.top1)} of {part.n} images")
+        axes.barh(row, 100 * part.top1, color=GREEN)
+        _row_tip(axes, row, f"{names[label]}: top-1 {percent(part.top1)} of {part.n} images")
     axes.set_xlim(0, 100)
     axes.set_xlabel("top-1, %")
     return figure
@@ -329,6 +326,12 @@ def _rows(names: Sequence[str], extra: float = 0.0, most: int = _MOST_NAMES) -> 
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     return figure, axes
+
+
+def _row_tip(axes: Axes, row: int, text: str) -> None:
+    """The whole row says ``text``, so that a bar of no length can be pointed at too."""
+    # Nearly transparent: what is not painted at all cannot be hovered over.
+    tip(axes.axhspan(row - 0.5, row + 0.5, facecolor=INK, edgecolor="none", alpha=0.004, zorder=3), text)
 
 
 def _legend(axes: Axes, title: str | None = None) -> None:

@@ -125,7 +125,7 @@ def test_a_table_without_a_recipe_folder_says_where_to_run(own_table: Path) -> N
 
 def test_figure_1_has_the_papers_points_and_ours(own_table: Path) -> None:
     ours, papers = reproduced_points(run(own_table))
-    assert [(point.label, point.kind) for point in ours] == [("FTWT", "ours: dynamic")]
+    assert [(point.label, point.kind) for point in ours] == [("Net, FTWT", "ours: FTWT")]
     assert [(point.reduction, point.drop) for point in papers] == [(0.5, 0.01)]
     gated = made(own_table).rows[1]
     assert ours[0].reduction == pytest.approx(sum(gated.ours("reduction")) / 200)
@@ -135,8 +135,8 @@ def test_figure_1_has_the_papers_points_and_ours(own_table: Path) -> None:
 def test_where_the_paper_prints_no_drop_it_follows_from_the_baseline() -> None:
     _, papers = reproduced_points(reproduce.reproduce("cifar10", recipes=RECIPES, results=RECIPES))
     drops = {point.label: point.drop for point in papers}
-    assert drops["VGG16-BN, FTWT decoupled, r = 0.85"] == pytest.approx((93.82 - 93.19) / 100)
-    assert {point.kind for point in papers} == {"paper: static", "paper: dynamic"}
+    assert drops["FTWT decoupled, r = 0.85"] == pytest.approx((93.82 - 93.19) / 100)
+    assert {point.kind for point in papers} == {"paper: static", "paper: FTWT", "paper: other"}
 
 
 def test_the_command_draws_the_figure(tmp_path: Path) -> None:

@@ -234,7 +234,7 @@ def heatmaps(found: Heatmaps, pixels_NHWC: NDArray[np.uint8]) -> Figure:
 
 @styled
 def trade_off(points: Sequence[Point], paper: Sequence[Point] = (), *, column: str = "executed") -> Figure:
-    """Accuracy given for MACs saved (figure 1 of the paper); its points lie beneath, hollow, grey and without names.
+    """Accuracy given for MACs saved (figure 1 of the paper); its points lie beneath, hollow and grey.
 
     Args:
         column: in which the points' MACs are counted.
@@ -259,7 +259,7 @@ def trade_off(points: Sequence[Point], paper: Sequence[Point] = (), *, column: s
                 label=point.kind if point.kind not in known else None,
             )
             tip(dot, f"{point.label}: {percent(point.reduction)} of MACs saved, top-1 {-100 * point.drop:+.2f} points")
-            if not hollow and len(layer) <= _MANY_POINTS:
+            if len(points) + len(paper) <= _MANY_POINTS:
                 place = (100 * point.reduction, -100 * point.drop)
                 side = "right" if place[0] > 0.75 * widest else "left"
                 offset = (-5 if side == "right" else 5, 4)

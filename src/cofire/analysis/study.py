@@ -26,7 +26,7 @@ from cofire.analysis.spending import ClassSpending, extremes, shares, spending_p
 from cofire.analysis.tradeoff import Result
 from cofire.data.feeding import progress
 from cofire.data.images import AbstractImages
-from cofire.errors import CofireError, FileError, unknown
+from cofire.errors import CofireError, unknown
 from cofire.evaluation import evaluate
 from cofire.experiment import read_run
 from cofire.files import write_atomically, write_json, write_tensors

@@ -5,15 +5,15 @@ A result is what ``cofire train`` writes as ``result.json``; shares are in [0, 1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
 from cofire.cost import Column
 from cofire.errors import FileError
+from cofire.paper import PaperRow, paper_tables
 from cofire.reproduce import Reproduction
-from cofire.paper import paper_tables
 
 Result = Mapping[str, Any]
 
@@ -78,48 +78,47 @@ def points(results: Mapping[str, Result], column: Column = "executed") -> tuple[
 
 
 def reproduced_points(found: Reproduction) -> tuple[list[Point], list[Point]]:
-    """Our points and the paper's in a table of the paper, MACs counted in its column ``paper``.
-
-    A network's points are those of rows whose baseline and reduction are known.
-    """
-    ours, papers = [], []
-    several = len({row.paper.network for row in found.rows}) > 1
-    baseline: dict[str, float] = {}
+    """Our points and the paper's in a table of the paper, MACs counted in its column ``paper``."""
+    ours = []
     for row in found.rows:
-        paper = row.paper.values
-        if row.paper.method == "baseline" and "top1" in paper:
-            baseline[row.paper.network] = mean(paper["top1"])
-        method, static, _ = row.paper.method.partition(", static")
-        label = f"{row.paper.network}, {method}" if several else method
-        sort = "static" if static else "dynamic"
         drop, saved = row.ours("drop"), row.ours("reduction")
-        if drop and saved and mean(saved) > 0:
-            ours.append(Point(label=label, reduction=mean(saved) / 100, drop=mean(drop) / 100, kind=f"ours: {sort}"))
-        if "reduction" in paper and ("drop" in paper or row.paper.network in baseline):
-            lost = mean(paper["drop"]) if "drop" in paper else baseline[row.paper.network] - mean(paper["top1"])
-            saved_share = mean(paper["reduction"]) / 100
-            papers.append(Point(label=label, reduction=saved_share, drop=lost / 100, kind=f"paper: {sort}"))
-    return ours, papers
+        if drop and mean(saved) > 0:
+            ours.append(
+                Point(
+                    label=f"{row.paper.network}, {row.paper.method}",
+                    reduction=mean(saved) / 100,
+                    drop=mean(drop) / 100,
+                    kind=f"ours: {_sort(row.paper)}",
+                )
+            )
+    return ours, _paper_points([row.paper for row in found.rows])
+
+
 def paper_points(result: Result) -> list[Point]:
     """What the paper has on the network and data of ``result``, in its own count (column ``paper``)."""
     recipe = _recipe(result)
     data, backbone = recipe["data"]["name"], _letters(recipe["backbone"]["name"])
-    if data not in paper_tables():
-        return []
-    rows = [
-        row for row in paper_tables()[data].rows if backbone in (_letters(row.network), _letters(row.network + data))
-    ]
+    rows = paper_tables()[data].rows if data in paper_tables() else ()
+    return _paper_points([row for row in rows if backbone in (_letters(row.network), _letters(row.network + data))])
+
+
+def _paper_points(rows: Sequence[PaperRow]) -> list[Point]:
+    """Rows with a reduction; a drop that is not printed follows from the network's baseline, a row before."""
     found = []
+    baseline: dict[str, float] = {}
     for row in rows:
-        if row.method == "baseline":
-            dense = row.values.get("top1", [])
-        elif "reduction" in row.values:
-            (reduction,), (top1,) = row.values["reduction"], row.values["top1"]
-            (drop,) = row.values.get("drop", [dense[0] - top1])
-            kind = next((word for word in ("FTWT", "static") if word in row.method), "other")
-            point = Point(label=row.method, reduction=reduction / 100, drop=drop / 100, kind=f"paper: {kind}")
-            found.append(point)
+        if row.method == "baseline" and "top1" in row.values:
+            baseline[row.network] = mean(row.values["top1"])
+        elif "reduction" in row.values and ("drop" in row.values or row.network in baseline):
+            values = {column: mean(runs) for column, runs in row.values.items()}
+            drop = values["drop"] if "drop" in values else baseline[row.network] - values["top1"]
+            reduction, kind = values["reduction"] / 100, f"paper: {_sort(row)}"
+            found.append(Point(label=row.method, reduction=reduction, drop=drop / 100, kind=kind))
     return found
+
+
+def _sort(row: PaperRow) -> str:
+    return next((word for word in ("FTWT", "static") if word in row.method), "other")
 
 
 def _letters(name: str) -> str:

@@ -109,7 +109,7 @@ class StoredImages(AbstractImages):
 def decoders() -> ThreadPoolExecutor:
     """Threads that decode pictures: Pillow lets go of the interpreter's lock while it decodes JPEG and resizes.
 
-    As many as this process has cores, where several processes share the machine.
+    As many as the machine has cores, shared out over the processes that torchrun started on it.
     """
     share = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // share), thread_name_prefix="decoding")
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // share), thread_name_prefix="decoding")

@@ -307,6 +307,7 @@ def test_a_full_disk_leaves_nothing_half_written(home: Path, folders: Path, monk
 
 def test_another_origin_takes_the_place_of_the_old_one(home: Path, folders: Path, tmp_path: Path) -> None:
     data.prepare("imagenet", write_folders(tmp_path / "many", n=9))
+    (home / "train" / "00005.safetensors").unlink()  # as if a writer had been killed between the files of a shard
     data.prepare("imagenet", folders)
     replaced = files(home)
     for path in home.rglob("*"):
@@ -437,6 +438,9 @@ def test_parquet_that_is_none_is_named(home: Path, tmp_path: Path) -> None:
     train = tmp_path / "from" / "train.parquet"
     train.write_bytes(b"PAR1 but no more")
     with pytest.raises(FileError, match=r"train\.parquet must be Parquet with columns image\{bytes, path\} and label"):
+        data.prepare("imagenet", tmp_path / "from")
+    write_parquet(train, [], [])
+    with pytest.raises(DataError, match="the Parquet files of train have no rows"):
         data.prepare("imagenet", tmp_path / "from")
     write_parquet(train, good, [-1])
     with pytest.raises(DataError, match=r"train\.parquet: labels must be at least 0, got -1"):

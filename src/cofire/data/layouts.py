@@ -202,7 +202,10 @@ def _classes(parts: dict[str, _Part]) -> tuple[str, ...]:
 def _part(origin: Path, name: str) -> _Part:
     files = sorted(path for path in origin.rglob("*.parquet") if _belongs(path.relative_to(origin), name))
     if files:
-        return _parquet_part(files, origin)
+        part = _parquet_part(files, origin)
+        if not any(chunk.n for chunk in part.chunks):
+            raise DataError(f"{origin}: the Parquet files of {name} have no rows")
+        return part
     if (origin / name).is_dir():
         return _folder_part(origin / name)
     raise FileError(

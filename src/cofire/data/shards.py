@@ -60,20 +60,19 @@ def read_header(folder: Path, number: int) -> dict[str, Any]:
 
 
 def remove_shards(folder: Path, first: int) -> None:
-    """Remove the shards from number ``first`` on."""
-    for index in folder.glob("[0-9]*.safetensors"):
-        if int(index.stem) >= first:
-            index.unlink()
-            index.with_suffix(".pictures").unlink(missing_ok=True)
+    """Remove the shards from number ``first`` on, and what a killed writer left of one."""
+    for path in sorted(folder.glob("[0-9]*"), reverse=True):  # of each shard the index before the pictures
+        if int(path.stem) >= first:
+            path.unlink()
 
 
 @final
 class Shards:
-    """Shards ``first``, ``first + 1``, ... of a folder, read lazily.
+    """The pictures in some shards of a folder, one shard after the other, read lazily.
 
     Args:
         folder: where they lie.
-        numbers: which of them, in order.
+        numbers: which of them, at least one.
 
     Attributes:
         label_N: int64, (N,).

@@ -9,7 +9,7 @@ import cofire
 
 OPTIONAL = [
     *("MNN", "PIL", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino"),
-    *("pnnx", "pyarrow", "scipy", "sklearn", "timm", "torch_pruning", "torchvision"),
+    *("pnnx", "pyarrow", "scipy", "sklearn", "tensorboard", "timm", "torch_pruning", "torchvision", "trackio", "wandb"),
 ]
 
 IMPORT_EVERY_MODULE = """

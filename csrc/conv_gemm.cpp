@@ -196,6 +196,20 @@ class Gemm final : public AbstractConv {
             size = group_size(filters.end - f);
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
+            macs += int64_t(size) * table.nk * lines.count * lines.length;
+            if (lines.count == 1 && lines.length % leaf_.lanes == 0 && !call.residual && only_clamps(op_.act)) {
+                Ending ending{op_.act, {}, {}, {}};
+                for (int r = 0; r < size; ++r) {
+                    const int o = call.out[f + r];
+                    ending.bias[r] = op_.bias[o];
+                    ending.y[r] = call.y + int64_t(o) * y_.area() + lines.to;
+                    ending.peak[r] = call.peak ? call.peak + o : nullptr;
+                }
+                leaf_.gemm_finished(rows, size, table.wk, table.xk, table.nk, table.x + lines.from, lines.length,
+                                    ending, ahead);
+                call.upcoming->fetch();
+                continue;
+            }
             leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from,
                        (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead, true);
             call.upcoming->fetch();
@@ -207,7 +221,6 @@ class Gemm final : public AbstractConv {
                              call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
                              call.peak ? call.peak + o : nullptr);
             }
-            macs += int64_t(size) * table.nk * lines.count * lines.length;
         }
         return macs;
     }

@@ -125,6 +125,7 @@ BACKBONES = [(name, method) for name in list_backbones() for method in (METHODS 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "method"), BACKBONES)
 def test_every_backbone_is_pruned_to_its_budget_and_equals_its_masked_form(name: str, method: str) -> None:
+    torch.manual_seed(0)
     model = create_backbone(name, num_classes=4).eval()
     channels, height, width = model.input_shape
     shape = (channels, min(height, 64), min(width, 64))
@@ -134,7 +135,9 @@ def test_every_backbone_is_pruned_to_its_budget_and_equals_its_masked_form(name:
     pruned = cut(model, graph, masks)
     assert 0.59 <= share(pruned, model, shape) <= 0.6
     assert type(pruned) is type(model)
-    torch.testing.assert_close(logits(pruned, few[0][0]), masked(model, masks, few[0][0]), rtol=1e-5, atol=1e-5)
+    # In double precision: what is asked is whether the cut is right, not how a fresh deep network rounds.
+    x = few[0][0].double()
+    torch.testing.assert_close(logits(pruned.double(), x), masked(model.double(), masks, x), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("macs", [0.3, 0.82, 1.0])

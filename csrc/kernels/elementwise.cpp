@@ -1,4 +1,5 @@
 // What happens to one plane after the sums: bias, residual, activation; and reductions over a plane.
+#include "clamp.h"
 #include "leaves.h"
 #include "vec.h"
 
@@ -6,8 +7,6 @@ namespace cofire {
 namespace COFIRE_ISA {
 
 namespace {
-
-constexpr float kLowest = -__builtin_inff();
 
 struct Linear {
     vec operator()(vec x) const { return x; }
@@ -59,21 +58,6 @@ inline vec lane_numbers() {
     vec numbers;
     for (int i = 0; i < kLanes; ++i) numbers[i] = float(i);
     return numbers;
-}
-
-// The larger, or a NaN: unlike max, keeps that of either.
-inline vec either(vec x, vec y) { return x != x ? x : max(y, x); }
-
-// The largest lane, or a NaN.
-inline float top(vec x) {
-#if defined(__AVX512F__)
-    x = either(x, __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    x = either(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-#elif defined(__AVX__)
-    x = either(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
-#endif
-    x = either(x, pick<2, 3, 0, 1>(x, x));
-    return either(x, pick<1, 0, 3, 2>(x, x))[0];
 }
 
 // The last, incomplete vector goes through a local copy: what lies behind n may be another plane.
@@ -147,20 +131,6 @@ void finish(const float* x, int n, float bias, const float* residual, Act act, f
 }
 
 namespace {
-
-// Depthwise convs cut their results off on the way; other activations take a second pass, which saves a loop of its own
-// for each of them.
-struct Clamp {
-    float low = kLowest, high = -kLowest;
-    bool whole = true;  // nothing of the activation is left to do
-
-    explicit Clamp(Act act) {
-        whole = act == Act::none || act == Act::relu || act == Act::relu6;
-        if (act == Act::relu || act == Act::relu6) low = 0;
-        if (act == Act::relu6) high = 6;
-    }
-    vec operator()(vec x) const { return min(max(x, splat(low)), splat(high)); }
-};
 
 // Taps is 9 or 25, whose loops are unrolled, or 0 for any number.
 template <int Taps>

@@ -1,4 +1,5 @@
 // Filters times pixels: rows and inputs are lists, so that what is off is never touched and nothing is packed.
+#include "clamp.h"
 #include "leaves.h"
 #include "vec.h"
 
@@ -9,19 +10,45 @@ namespace {
 
 constexpr int kChunk = 16;  // floats in a cache line: how often the next rows are prefetched
 
+// What becomes of the sums of a tile: they are stored as they are,
+struct Store {
+    float* out;
+    int64_t ldo;
+
+    Store at(int i) const { return {out + i, ldo}; }
+    void prepare(int) const {}
+    void operator()(int r, int i, vec sum) const { store(out + r * ldo + i, sum); }
+};
+
+// or finished: bias, activation, largest value so far.
+struct Finish {
+    const Ending& ending;
+    Clamp clamp;
+    vec* best;
+    int begin = 0;
+
+    Finish at(int i) const { return {ending, clamp, best, i}; }
+    void prepare(int r) const { __builtin_prefetch(ending.y[r] + begin, 1); }
+    void operator()(int r, int i, vec sum) const {
+        const vec value = clamp(sum + splat(ending.bias[r]));
+        store(ending.y[r] + begin + i, value);
+        if (best) best[r] = max(best[r], value);
+    }
+};
+
 // Rows x Vectors accumulators stay in registers over all of k; weights are broadcast, pixels are vectors.
-template <int Rows, int Vectors, bool Far>
-void tile(const float* const* w, const int* wk, const int* xk, int nk, const float* x, float* out, int64_t ldo,
+template <int Rows, int Vectors, bool Far, class End>
+void tile(const float* const* w, const int* wk, const int* xk, int nk, const float* x, End end,
           const float* const* ahead) {
     vec sum[Rows][Vectors] = {};
     const float* row[Rows];
-    for (int r = 0; r < Rows; ++r) row[r] = w[r];
+    for (int r = 0; r < Rows; ++r) row[r] = w[r], end.prepare(r);
     for (int begin = 0; begin < nk; begin += kChunk) {
-        const int end = begin + kChunk < nk ? begin + kChunk : nk;
+        const int stop = begin + kChunk < nk ? begin + kChunk : nk;
         if (ahead)
-            for (int column = wk[begin]; column <= wk[end - 1]; column += kChunk)
+            for (int column = wk[begin]; column <= wk[stop - 1]; column += kChunk)
                 for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead[r] + column);
-        for (int k = begin; k < end; ++k) {
+        for (int k = begin; k < stop; ++k) {
             const float* in = x + xk[k];
             const int column = wk[k];
             if constexpr (Far) __builtin_prefetch(in + Vectors * kLanes);
@@ -39,38 +66,38 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) store(out + r * ldo + v * kLanes, sum[r][v]);
+        for (int v = 0; v < Vectors; ++v) end(r, v * kLanes, sum[r][v]);
 }
 
 // Wide is how many vectors keep both FMA units busy with this many rows.
-template <int Rows, int Wide, bool Far>
-void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
-             int64_t ldo, const float* const* ahead) {
+template <int Rows, int Wide, bool Far, class End>
+void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, End end,
+             const float* const* ahead) {
     int i = 0;
     for (; n - i > (Wide - 1) * kLanes; i += Wide * kLanes, ahead = nullptr)
-        tile<Rows, Wide, Far>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+        tile<Rows, Wide, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
     if constexpr (Wide > 2)
         for (; n - i > kLanes; i += 2 * kLanes, ahead = nullptr)
-            tile<Rows, 2, Far>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
-    for (; n - i > 0; i += kLanes, ahead = nullptr) tile<Rows, 1, Far>(w, wk, xk, nk, x + i, out + i, ldo, ahead);
+            tile<Rows, 2, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+    for (; n - i > 0; i += kLanes, ahead = nullptr) tile<Rows, 1, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
 }
 
-template <bool Far>
-void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
-             int64_t ldo, const float* const* ahead) {
+template <bool Far, class End>
+void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, End end,
+             const float* const* ahead) {
     switch (rows) {
         case 1:
-            return rows_of<1, 8, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+            return rows_of<1, 8, Far>(w, wk, xk, nk, x, n, end, ahead);
         case 2:
-            return rows_of<2, 5, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+            return rows_of<2, 5, Far>(w, wk, xk, nk, x, n, end, ahead);
         case 3:
-            return rows_of<3, 3, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+            return rows_of<3, 3, Far>(w, wk, xk, nk, x, n, end, ahead);
         case 4:
-            return rows_of<4, 3, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+            return rows_of<4, 3, Far>(w, wk, xk, nk, x, n, end, ahead);
         case 5:
-            return rows_of<5, 2, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+            return rows_of<5, 2, Far>(w, wk, xk, nk, x, n, end, ahead);
         default:
-            return rows_of<6, 2, Far>(w, wk, xk, nk, x, n, out, ldo, ahead);
+            return rows_of<6, 2, Far>(w, wk, xk, nk, x, n, end, ahead);
     }
 }
 
@@ -78,7 +105,17 @@ void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int 
 
 void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
           int64_t ldo, const float* const* ahead, bool far) {
-    (far ? gemm_of<true> : gemm_of<false>)(w, rows, wk, xk, nk, x, n, out, ldo, ahead);
+    const Store end{out, ldo};
+    (far ? gemm_of<true, Store> : gemm_of<false, Store>)(w, rows, wk, xk, nk, x, n, end, ahead);
+}
+
+void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
+                   const Ending& ending, const float* const* ahead) {
+    vec best[kMaxRows];
+    for (int r = 0; r < rows; ++r) best[r] = splat(kLowest);
+    gemm_of<true>(w, rows, wk, xk, nk, x, n, Finish{ending, Clamp(ending.act), ending.peak[0] ? best : nullptr}, ahead);
+    for (int r = 0; r < rows; ++r)
+        if (ending.peak[r] && top(best[r]) > *ending.peak[r]) *ending.peak[r] = top(best[r]);
 }
 
 }  // namespace COFIRE_ISA

@@ -28,6 +28,17 @@ struct Window {
     int y, x, stride;
 };
 
+inline bool only_clamps(Act act) { return act == Act::none || act == Act::relu || act == Act::relu6; }
+
+// Where finished rows go: y[r] gets act(sum + bias[r]), the largest goes into *peak[r] as in Leaf::finish; null:
+// nowhere.
+struct Ending {
+    Act act;  // one that only_clamps
+    float bias[kMaxRows];
+    float* y[kMaxRows];
+    float* peak[kMaxRows];
+};
+
 struct Leaf {
     const char* name;
     int lanes;  // floats in a vector
@@ -36,6 +47,10 @@ struct Leaf {
     // `ahead`: rows (as many) that the next call will read, or null. `far`: x is not in the nearest cache.
     void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
                  float* out, int64_t ldo, const float* const* ahead, bool far);
+
+    // The same, finished on the way, with x far; n must be a multiple of the lanes: nothing is written past it.
+    void (*gemm_finished)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
+                          const Ending& ending, const float* const* ahead);
 
     // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles
     // are counted along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p; up to 3 more are written

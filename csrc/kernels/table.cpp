@@ -12,6 +12,7 @@ extern const Leaf leaf;
 const Leaf leaf{COFIRE_NAME(COFIRE_ISA),
                 kLanes,
                 gemm,
+                gemm_finished,
                 wino_input,
                 wino_output,
                 finish,

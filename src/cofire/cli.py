@@ -298,7 +298,8 @@ def show_zoo(
             raise ConfigError("--out needs the name of a model: cofire zoo NAME --out FOLDER")
         zoo.copy(name, out_folder)
     entries = [zoo.entry(each) for each in ([name] if name else zoo.names())]
-    _show(as_json, [dataclasses.asdict(entry) for entry in entries], "\n".join(map(str, entries)))
+    told = "\n".join(map(str, entries)) or "no models come with this version"
+    _show(as_json, [dataclasses.asdict(entry) for entry in entries], told)
 
 
 @app.command(name="demo")

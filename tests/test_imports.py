@@ -8,13 +8,8 @@ from pathlib import Path
 import cofire
 
 OPTIONAL = [
-<<<<<<< HEAD
-    *("MNN", "PIL", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino"),
-    *("pnnx", "pyarrow", "scipy", "sklearn", "tensorboard", "timm", "torch_pruning", "torchvision", "trackio", "wandb"),
-=======
-    *("MNN", "PIL", "jinja2", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino"),
-    *("pnnx", "pyarrow", "scipy", "sklearn", "timm", "tomli_w", "torch_pruning", "torchvision"),
->>>>>>> 3c807f6 (tests: cofire imports without jinja2 and tomli-w)
+    *("MNN", "PIL", "jinja2", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino", "pnnx", "pyarrow", "scipy"),
+    *("sklearn", "tensorboard", "timm", "tomli_w", "torch_pruning", "torchvision", "trackio", "wandb"),
 ]
 
 IMPORT_EVERY_MODULE = """

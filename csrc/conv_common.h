@@ -44,6 +44,16 @@ inline void close_gaps(float* lines, int count, int pitch, int length) {
                   lines + int64_t(line) * length);
 }
 
+// True where input pixel i and output pixel i lie at the same place: 1 x 1, no stride, no padding.
+inline bool lies_as_output(const Op& op, Shape x, Shape y) {
+    return op.kernel.h * op.kernel.w == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() &&
+           op.padding.top == 0 && op.padding.left == 0;
+}
+
+// For maps too narrow for whole lines: where each tap of each output pixel lies in the plane, which is `x.area()`, the
+// place of a zero, if it lies outside. (tap, pixel).
+std::vector<int> pixels_of(const Op& op, Shape x, Shape y);
+
 // A plane with its padding, split by the phases of the stride: with the taps of a kernel as offsets, an output line is
 // contiguous in every tap, whatever the stride.
 class Phases {

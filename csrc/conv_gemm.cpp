@@ -6,45 +6,6 @@
 
 namespace cofire {
 
-Phases::Phases(const Op& op, Shape x, Shape y) : x_(x), stride_(op.stride), padding_(op.padding) {
-    const int reach_h = (op.kernel.h - 1) * op.dilation.h, reach_w = (op.kernel.w - 1) * op.dilation.w;
-    high_ = y.h + reach_h / stride_.h;  // lines of a phase that some tap of some output reads
-    wide_ = y.w + reach_w / stride_.w;
-    const int64_t phase = int64_t(high_) * wide_;
-    size_ = phase * stride_.h * stride_.w;
-    read_.resize(stride_.h * stride_.w);
-    for (int ky = 0; ky < op.kernel.h; ++ky)
-        for (int kx = 0; kx < op.kernel.w; ++kx) {
-            const int dy = ky * op.dilation.h, dx = kx * op.dilation.w;
-            const int number = dy % stride_.h * stride_.w + dx % stride_.w;
-            taps_.push_back(int(number * phase + dy / stride_.h * wide_ + dx / stride_.w));
-            read_[number] = true;
-        }
-}
-
-void Phases::split(const Leaf& leaf, const float* plane, float* to) const {
-    for (int py = 0; py < stride_.h; ++py)
-        for (int px = 0; px < stride_.w; ++px) {
-            if (!read_[py * stride_.w + px]) {
-                to += int64_t(high_) * wide_;
-                continue;
-            }
-            // columns [begin, end) of the phase lie inside the plane
-            const int begin = std::min(std::max((padding_.left - px + stride_.w - 1) / stride_.w, 0), wide_);
-            const int inside = (x_.w + padding_.left - px + stride_.w - 1) / stride_.w;
-            const int end = std::min(std::max(inside, begin), wide_);
-            for (int line = 0; line < high_; ++line, to += wide_) {
-                const int y = line * stride_.h + py - padding_.top;
-                const bool outside = y < 0 || y >= x_.h;
-                for (int i = 0; i < (outside ? wide_ : begin); ++i) to[i] = 0;
-                if (outside) continue;
-                leaf.take(plane + int64_t(y) * x_.w + int64_t(begin) * stride_.w + px - padding_.left, stride_.w,
-                          end - begin, to + begin);
-                for (int i = end; i < wide_; ++i) to[i] = 0;
-            }
-        }
-}
-
 namespace {
 
 // The weights of each filter in a row, rows a little apart.
@@ -76,22 +37,6 @@ class WeightRows {
     Floats weights_;
 };
 
-// For maps too narrow for whole lines: where each tap of each output pixel lies in the plane, which is `x.area()`, the
-// place of a zero, if it lies outside. (tap, pixel).
-std::vector<int> pixels_of(const Op& op, Shape x, Shape y) {
-    std::vector<int> found;
-    for (int ky = 0; ky < op.kernel.h; ++ky)
-        for (int kx = 0; kx < op.kernel.w; ++kx)
-            for (int oy = 0; oy < y.h; ++oy)
-                for (int ox = 0; ox < y.w; ++ox) {
-                    const int iy = oy * op.stride.h + ky * op.dilation.h - op.padding.top;
-                    const int ix = ox * op.stride.w + kx * op.dilation.w - op.padding.left;
-                    const bool inside = iy >= 0 && iy < x.h && ix >= 0 && ix < x.w;
-                    found.push_back(inside ? iy * x.w + ix : x.area());
-                }
-    return found;
-}
-
 constexpr int kNarrow = 8;
 
 constexpr int64_t kInputs = 48 * 1024;  // floats of input that a block of output pixels reads
@@ -108,8 +53,7 @@ class Gemm final : public AbstractConv {
           phases_(op, x, y),
           taps_(op.kernel.h * op.kernel.w),
           weights_(op, x, y),
-          copies_(!(taps_ == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() && op.padding.top == 0 &&
-                    op.padding.left == 0)),
+          copies_(!lies_as_output(op, x, y)),
           source_size_(copies_ ? odd_lines(phases_.size()) : x.area()) {
         const bool gapless = !copies_ || y.h == 1 || phases_.pitch() == y.w;
         pitch_ = gapless ? y.area() : phases_.pitch();
@@ -247,8 +191,7 @@ class Im2col final : public AbstractConv {
           y_(y),
           phases_(op, x, y),
           taps_(op.kernel.h * op.kernel.w),
-          plain_(taps_ == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() && op.padding.top == 0 &&
-                 op.padding.left == 0),
+          plain_(lies_as_output(op, x, y)),
           pixels_(plain_ || y.w >= kNarrow ? std::vector<int>() : pixels_of(op, x, y)),
           weights_(op, x, y),
           width_(2 * leaf.lanes),
@@ -357,137 +300,6 @@ class Im2col final : public AbstractConv {
     const int width_, over_, panels_;  // columns of a panel, columns left over, panels
 };
 
-// Maps of a few pixels, linear layers among them: a dot product along the weights for each pixel. The weights are what
-// takes the time, so inputs that are off are zeros here and only filters are skipped.
-class Dot final : public AbstractConv {
-   public:
-    Dot(const Leaf& leaf, const Op& op, Shape x, Shape y)
-        : leaf_(leaf),
-          op_(op),
-          x_(x),
-          y_(y),
-          taps_(op.kernel.h * op.kernel.w),
-          nk_(x.c * taps_),
-          pixels_(pixels_of(op, x, y)) {}
-
-    const char* name() const override { return "dot"; }
-    Stretch weights() const override { return {op_.weight, int64_t(y_.c) * nk_}; }
-    int64_t room(int) const override { return y_.area() * ldx() + up(x_.area() + 1, kLine) + kSlack; }
-
-    int64_t run(const ConvCall& call, const Member& member) const override {
-        float* columns = call.room;
-        if (member.first()) gather(call, columns, call.room + y_.area() * ldx());
-        member.meet();
-        const Range mine = member.share(call.n_out);
-        float sums[kMaxRows * kFewPixels];
-        for (int f = mine.begin, size; f < mine.end; f += size) {
-            size = std::min(kMaxRows, mine.end - f);
-            const float *rows[kMaxRows], *ahead[kMaxRows];
-            for (int r = 0; r < size; ++r) {
-                rows[r] = op_.weight + int64_t(call.out[f + r]) * nk_;
-                ahead[r] = op_.weight + int64_t(call.out[std::min(f + size + r, mine.end - 1)]) * nk_;
-            }
-            leaf_.dot(rows, size, nk_, columns, ldx(), y_.area(), sums, kFewPixels, ahead);
-            for (int r = 0; r < size; ++r) {
-                const int o = call.out[f + r];
-                const int64_t at = int64_t(o) * y_.area();
-                leaf_.finish(sums + r * kFewPixels, y_.area(), op_.bias[o],
-                             call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
-                             call.peak ? call.peak + o : nullptr);
-            }
-        }
-        return int64_t(mine.end - mine.begin) * call.n_in * taps_ * y_.area();
-    }
-
-   private:
-    int64_t ldx() const { return odd_lines(nk_); }
-
-    void gather(const ConvCall& call, float* columns, float* plane) const {
-        std::fill(columns, columns + y_.area() * ldx(), 0.0f);
-        for (int k = 0; k < call.n_in; ++k) {
-            *std::copy_n(call.x + int64_t(call.in[k]) * x_.area(), x_.area(), plane) = 0;
-            float* to = columns + int64_t(call.in[k]) * taps_;
-            for (int tap = 0, i = 0; tap < taps_; ++tap)
-                for (int pixel = 0; pixel < y_.area(); ++pixel, ++i) to[pixel * ldx() + tap] = plane[pixels_[i]];
-        }
-    }
-
-    const Leaf& leaf_;
-    const Op& op_;
-    const Shape x_, y_;
-    const int taps_, nk_;
-    const std::vector<int> pixels_;
-};
-
-class Depthwise final : public AbstractConv {
-   public:
-    Depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y)
-        : leaf_(leaf),
-          op_(op),
-          x_(x),
-          y_(y),
-          phases_(op, x, y),
-          taps_(op.kernel.h * op.kernel.w),
-          direct_(op.kernel.h == 3 && op.kernel.w == 3 && op.dilation.h * op.dilation.w == 1 &&
-                  op.stride.h == op.stride.w && op.stride.h <= 2 &&
-                  std::max({op.padding.top, op.padding.left, op.padding.bottom, op.padding.right}) <= 1) {}
-
-    const char* name() const override { return "depthwise"; }
-    Stretch weights() const override { return {op_.weight, int64_t(y_.c) * taps_}; }
-    int64_t room(int threads) const override { return threads * own_room(); }
-
-    int64_t run(const ConvCall& call, const Member& member) const override {
-        float* plane = call.room + member.thread * own_room();
-        float* sums = plane + plane_room();
-        if (direct_) std::fill_n(plane, x_.w + kSlack, 0.0f);
-        const Range mine = member.share(call.n_out);
-        const int* live =
-            std::lower_bound(call.in, call.in + call.n_in, mine.begin < mine.end ? call.out[mine.begin] : 0);
-        int64_t macs = 0;
-        for (int f = mine.begin; f < mine.end; ++f) {
-            const int o = call.out[f];
-            while (live < call.in + call.n_in && *live < o) ++live;
-            const bool reads = live < call.in + call.n_in && *live == o;  // a dead input leaves the bias
-            const int64_t at = int64_t(o) * y_.area();
-            float* peak = call.peak ? call.peak + o : nullptr;
-            if (reads && !call.residual) {
-                filter(call, o, op_.bias[o], op_.act, plane, call.y + at, peak);
-            } else {
-                std::fill(sums, sums + y_.area(), 0.0f);
-                if (reads) filter(call, o, 0, Act::none, plane, sums, nullptr);
-                leaf_.finish(sums, y_.area(), op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act,
-                             op_.slope, call.y + at, peak);
-            }
-            macs += reads ? int64_t(taps_) * y_.area() : 0;
-        }
-        return macs;
-    }
-
-   private:
-    int64_t plane_room() const { return up(std::max<int64_t>(phases_.size(), x_.w), kLine) + kSlack; }
-    int64_t own_room() const { return plane_room() + up(y_.area(), kLine) + kSlack; }
-
-    // `plane`: zeros where the taps read from the input itself, else room for its phases
-    void filter(const ConvCall& call, int o, float bias, Act act, float* plane, float* y, float* peak) const {
-        const float *x = call.x + int64_t(o) * x_.area(), *weights = op_.weight + int64_t(o) * taps_;
-        if (direct_) {
-            leaf_.depthwise3(x, x_, op_.stride.h, op_.padding.top, op_.padding.left, plane, weights, y_, bias, act,
-                             op_.slope, y, peak);
-        } else {
-            phases_.split(leaf_, x, plane);
-            leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, bias, act,
-                            op_.slope, y, peak);
-        }
-    }
-
-    const Leaf& leaf_;
-    const Op& op_;
-    const Shape x_, y_;
-    const Phases phases_;
-    const int taps_;
-    const bool direct_;
-};
-
 }  // namespace
 
 std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y) {
@@ -495,12 +307,6 @@ std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x,
 }
 std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y) {
     return std::make_unique<Im2col>(leaf, op, x, y);
-}
-std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return std::make_unique<Dot>(leaf, op, x, y);
-}
-std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return std::make_unique<Depthwise>(leaf, op, x, y);
 }
 
 }  // namespace cofire

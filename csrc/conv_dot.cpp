@@ -1,0 +1,74 @@
+// Convs on maps of a few pixels, linear layers among them: a dot product along the weights for each pixel. The weights
+// are what takes the time, so inputs that are off are zeros here and only filters are skipped.
+#include "conv_common.h"
+
+namespace cofire {
+namespace {
+
+class Dot final : public AbstractConv {
+   public:
+    Dot(const Leaf& leaf, const Op& op, Shape x, Shape y)
+        : leaf_(leaf),
+          op_(op),
+          x_(x),
+          y_(y),
+          taps_(op.kernel.h * op.kernel.w),
+          nk_(x.c * taps_),
+          pixels_(pixels_of(op, x, y)) {}
+
+    const char* name() const override { return "dot"; }
+    Stretch weights() const override { return {op_.weight, int64_t(y_.c) * nk_}; }
+    int64_t room(int) const override { return y_.area() * ldx() + up(x_.area() + 1, kLine) + kSlack; }
+
+    int64_t run(const ConvCall& call, const Member& member) const override {
+        float* columns = call.room;
+        if (member.first()) gather(call, columns, call.room + y_.area() * ldx());
+        member.meet();
+        const Range mine = member.share(call.n_out);
+        float sums[kMaxRows * kFewPixels];
+        for (int f = mine.begin, size; f < mine.end; f += size) {
+            size = std::min(kMaxRows, mine.end - f);
+            const float *rows[kMaxRows], *ahead[kMaxRows];
+            for (int r = 0; r < size; ++r) {
+                rows[r] = op_.weight + int64_t(call.out[f + r]) * nk_;
+                ahead[r] = op_.weight + int64_t(call.out[std::min(f + size + r, mine.end - 1)]) * nk_;
+            }
+            leaf_.dot(rows, size, nk_, columns, ldx(), y_.area(), sums, kFewPixels, ahead);
+            for (int r = 0; r < size; ++r) {
+                const int o = call.out[f + r];
+                const int64_t at = int64_t(o) * y_.area();
+                leaf_.finish(sums + r * kFewPixels, y_.area(), op_.bias[o],
+                             call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
+                             call.peak ? call.peak + o : nullptr);
+            }
+        }
+        return int64_t(mine.end - mine.begin) * call.n_in * taps_ * y_.area();
+    }
+
+   private:
+    int64_t ldx() const { return odd_lines(nk_); }
+
+    void gather(const ConvCall& call, float* columns, float* plane) const {
+        std::fill(columns, columns + y_.area() * ldx(), 0.0f);
+        for (int k = 0; k < call.n_in; ++k) {
+            *std::copy_n(call.x + int64_t(call.in[k]) * x_.area(), x_.area(), plane) = 0;
+            float* to = columns + int64_t(call.in[k]) * taps_;
+            for (int tap = 0, i = 0; tap < taps_; ++tap)
+                for (int pixel = 0; pixel < y_.area(); ++pixel, ++i) to[pixel * ldx() + tap] = plane[pixels_[i]];
+        }
+    }
+
+    const Leaf& leaf_;
+    const Op& op_;
+    const Shape x_, y_;
+    const int taps_, nk_;
+    const std::vector<int> pixels_;
+};
+
+}  // namespace
+
+std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y) {
+    return std::make_unique<Dot>(leaf, op, x, y);
+}
+
+}  // namespace cofire

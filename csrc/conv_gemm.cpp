@@ -1,7 +1,5 @@
 // Convs as sums over (input, tap): an output line is a sum of shifted input lines, so the same inner loop serves every
 // kernel size, stride and dilation, on lists of filters and inputs.
-#include <cstring>
-
 #include "conv_common.h"
 
 namespace cofire {

@@ -24,7 +24,7 @@ from cofire.bench import COMPILED, PEERS, Peer, Plan, Result, bench, bench_progr
 from cofire.bench import command as bench_command
 from cofire.bench.masks import pool_for_keep, pool_for_macs
 from cofire.bench.ours import NAME, compile_engine, load_program
-from cofire.bench.paper import PAPER_LATENCY, paper_rows, paper_table
+from cofire.bench.paper import paper_latency, paper_rows, paper_table
 from cofire.bench.peers import eager
 from cofire.bench.portable import pooled_slices
 from cofire.bench.report import plot, table
@@ -423,7 +423,7 @@ def test_a_program_alone_is_timed_with_its_gates_and_with_all_open() -> None:
 
 
 def test_the_paper_table_sets_its_figures_beside_ours() -> None:
-    plan = random_plan("resnet8_digits", macs=[1 - row.macs for row in PAPER_LATENCY])
+    plan = random_plan("resnet8_digits", macs=[1 - row.macs for row in paper_latency()])
     result = small_bench(plan)
     rows = paper_rows(result)
     assert [row["paper"]["latency_reduction"] for row in rows] == [0.2717, 0.1978, 0.1108]

@@ -70,7 +70,7 @@ def bench(
         out.print(program)
         return
     if paper_latency:
-        plan = random_plan(paper.PAPER_NETWORK, macs=[1 - row.macs for row in paper.PAPER_LATENCY], seed=seed)
+        plan = random_plan(paper.PAPER_NETWORK, macs=[1 - row.macs for row in paper.paper_latency()], seed=seed)
         peers = tuple(peer for peer in PEERS if peer.name == PYTORCH)
     else:
         plan = _plan(what, backbone, _shape(size), macs or [], keep or [], seed, images, count)

@@ -10,10 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-
-def peak(x_BCHW: Tensor) -> Tensor:
-    """Largest response of each channel, (B, C)."""
-    return x_BCHW.flatten(2).amax(2)
+from cofire.peaks import peak
 
 
 class Head(nn.Module):

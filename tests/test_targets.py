@@ -12,6 +12,7 @@ from nets import Net, conv, fc
 from torch import Tensor
 
 from cofire import FTWT, AbstractGate, ConfigError, TrainingError, gate
+from cofire.peaks import peak, trough
 from cofire.targets import activity, mass_levels, mass_target, nested, top_target
 
 ROWS = 4
@@ -223,6 +224,18 @@ def test_one_bad_pixel_of_a_map_is_noticed(bad: float) -> None:
 
 def test_large_but_finite_activations_are_accepted() -> None:
     assert mass_target(torch.full((1, 4), 3e38), 0.5).tolist() == [[True, True, False, False]]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 4, 5), (3, 16, 8, 8), (1, 40, 3, 2), (2, 1, 7, 7), (2, 16, 1, 1), (0, 4, 3, 3)]
+)
+def test_peaks_and_troughs_are_the_same_in_every_layout(shape: tuple[int, ...], layout: torch.memory_format) -> None:
+    x_BCHW = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    laid_BCHW = x_BCHW.contiguous(memory_format=layout)
+    numbers = x_BCHW.numpy()
+    assert peak(laid_BCHW).tolist() == numbers.max(axis=(2, 3)).tolist()
+    assert trough(laid_BCHW).tolist() == numbers.min(axis=(2, 3)).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -389,6 +390,27 @@ def test_a_trained_model_is_left_in_eval_mode() -> None:
     gated = tiny_gated()
     fit(gated, feed(), dataclasses.replace(RECIPE, epochs=1))
     assert not any(module.training for module in gated.modules())
+
+
+@pytest.mark.parametrize("dies_at", [-1, 1])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_steps_are_channels_last_and_the_model_comes_back_in_its_own_layout(
+    layout: torch.memory_format, dies_at: int
+) -> None:
+    gated, seen = tiny_gated(), set()
+    weight = next(p for p in gated.parameters() if p.ndim == 4 and p.shape[1] > 1 and p.shape[2] > 1)
+    weight.data = weight.data.contiguous(memory_format=layout)
+    for module in gated.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.register_forward_hook(
+                lambda _, __, y: (
+                    seen.add(y.is_contiguous(memory_format=torch.channels_last)) if y.shape[1] > 1 else None
+                )
+            )
+    with pytest.raises(Killed) if dies_at > 0 else nullcontext():
+        fit(gated, feed(dies_at=dies_at), dataclasses.replace(RECIPE, epochs=1))
+    assert True in seen
+    assert weight.is_contiguous(memory_format=layout)
 
 
 def test_bf16_trains_and_keeps_the_weights_in_fp32() -> None:

@@ -382,10 +382,7 @@ def _only_learning(model: nn.Module, recipe: Recipe) -> Iterator[None]:
 @contextmanager
 def _channels_last(model: nn.Module) -> Iterator[None]:
     """Inside the block convolutions work on channels-last maps: 6 to 37 % less time per step of our backbones."""
-    # 1x1 weights lie the same in both layouts; left alone, their gradients fit the buckets of several processes.
-    changed = [p for p in model.parameters() if p.ndim == 4 and not p.is_contiguous(memory_format=torch.channels_last)]
-    for parameter in changed:
-        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    changed = _to_channels_last(model)
     try:
         yield
     finally:
@@ -393,9 +390,20 @@ def _channels_last(model: nn.Module) -> Iterator[None]:
             parameter.data = parameter.data.contiguous()
 
 
+def _to_channels_last(model: nn.Module) -> list[nn.Parameter]:
+    """Lay the weights of convolutions out channels last; returns those that were not."""
+    # 1x1 weights lie the same in both layouts; left alone, their gradients fit the buckets of several processes.
+    changed = [p for p in model.parameters() if p.ndim == 4 and not p.is_contiguous(memory_format=torch.channels_last)]
+    for parameter in changed:
+        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return changed
+
+
 def _as_teacher(model: nn.Module, device: torch.device) -> nn.Module:
     """A copy that only answers, on the device and in the layout of the pupil."""
-    return copy.deepcopy(model).eval().to(device).to(memory_format=torch.channels_last)
+    teacher = copy.deepcopy(model).eval().to(device)
+    _to_channels_last(teacher)
+    return teacher
 
 
 def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:

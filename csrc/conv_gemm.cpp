@@ -38,9 +38,11 @@ class WeightRows {
 constexpr int kNarrow = 8;
 
 constexpr int64_t kInputs = 48 * 1024;  // floats of input that a block of output pixels reads
-constexpr int kMostColumns = 512;
+constexpr int kFewestColumns = 96, kMostColumns = 512;
 
-// Inputs as they lie, or split by phase: an output line is a sum of shifted input lines.
+// Inputs split by phase: an output line is a sum of shifted input lines. Where there is nothing to shift, a block of
+// each input at a time is copied beside those of the others: planes are so far apart that every load would need a page
+// and a place in the cache of its own.
 class Gemm final : public AbstractConv {
    public:
     Gemm(const Leaf& leaf, const Op& op, Shape x, Shape y)
@@ -51,9 +53,9 @@ class Gemm final : public AbstractConv {
           phases_(op, x, y),
           taps_(op.kernel.h * op.kernel.w),
           weights_(op, x, y),
-          copies_(!lies_as_output(op, x, y)),
-          source_size_(copies_ ? odd_lines(phases_.size()) : x.area()) {
-        const bool gapless = !copies_ || y.h == 1 || phases_.pitch() == y.w;
+          splits_(!lies_as_output(op, x, y)),
+          plane_size_(odd_lines(phases_.size())) {
+        const bool gapless = !splits_ || y.h == 1 || phases_.pitch() == y.w;
         pitch_ = gapless ? y.area() : phases_.pitch();
         lines_ = gapless ? 1 : y.h;
         length_ = gapless ? y.area() : y.w;
@@ -63,25 +65,27 @@ class Gemm final : public AbstractConv {
     Stretch weights() const override { return weights_.all(); }
 
     int64_t room(int threads) const override {
-        return 2 * tables_room() + (copies_ ? x_.c * source_size_ : 0) + threads * kMaxRows * sums_pitch() + kSlack;
+        return 2 * tables_room() + source_room(threads) + threads * kMaxRows * sums_pitch() + kSlack;
     }
 
     int64_t run(const ConvCall& call, const Member& member) const override {
         int* wk = reinterpret_cast<int*>(call.room);
         int* xk = wk + tables_room();
         float* source = call.room + 2 * tables_room();
-        float* sums = source + (copies_ ? x_.c * source_size_ : 0) + member.thread * kMaxRows * sums_pitch();
-        if (copies_) {
+        float* sums = source + source_room(member.threads) + member.thread * kMaxRows * sums_pitch();
+        if (!splits_) source += member.thread * block_room();
+        const int columns = block_columns(call);
+        if (splits_) {
             const Range mine = member.share(call.n_in);
             for (int k = mine.begin; k < mine.end; ++k)
-                phases_.split(leaf_, call.x + int64_t(call.in[k]) * x_.area(), source + k * source_size_);
+                phases_.split(leaf_, call.x + int64_t(call.in[k]) * x_.area(), source + k * plane_size_);
         }
         if (member.first())
             for (int k = 0; k < call.n_in; ++k)
                 for (int tap = 0; tap < taps_; ++tap) {
                     wk[k * taps_ + tap] = call.in[k] % weights_.inputs() * taps_ + tap;
                     xk[k * taps_ + tap] =
-                        int((copies_ ? k : call.in[k]) * source_size_) + (copies_ ? phases_.taps()[tap] : 0);
+                        splits_ ? int(k * plane_size_) + phases_.taps()[tap] : int(k * odd_lines(columns));
                 }
         member.meet();
         int64_t macs = 0;
@@ -89,8 +93,8 @@ class Gemm final : public AbstractConv {
             int i_end = i, f_end = f;
             while (i_end < call.n_in && call.in[i_end] < (group + 1) * weights_.inputs()) ++i_end;
             while (f_end < call.n_out && call.out[f_end] < (group + 1) * (y_.c / op_.groups)) ++f_end;
-            const Table table{wk + i * taps_, xk + i * taps_, (i_end - i) * taps_, copies_ ? source : call.x};
-            macs += multiply(call, {f, f_end}, table, sums, member);
+            const Table table{wk + i * taps_, xk + i * taps_, (i_end - i) * taps_, call.in + i, source};
+            macs += multiply(call, {f, f_end}, table, columns, sums, member);
             i = i_end, f = f_end;
         }
         return macs;
@@ -100,17 +104,29 @@ class Gemm final : public AbstractConv {
     struct Table {
         const int *wk, *xk;
         int nk;
-        const float* x;
+        const int* in;
+        float* x;
     };
 
     int64_t tables_room() const { return up(int64_t(x_.c) * taps_, kLine); }
     int64_t sums_pitch() const { return odd_lines(std::max(kMostColumns, lines_ > 1 ? pitch_ : 0) + kSlack); }
 
+    // Output pixels of a block.
+    int block_columns(const ConvCall& call) const {
+        const int64_t columns = kInputs / (int64_t(std::max(1, call.n_in)) * op_.stride.h * op_.stride.w);
+        return int(up(std::min<int64_t>(std::max<int64_t>(columns, kFewestColumns), kMostColumns), kLine));
+    }
+
+    // Of a block's inputs, for any number of them; see block_columns and odd_lines.
+    int64_t block_room() const { return std::max<int64_t>(kInputs, int64_t(kFewestColumns) * x_.c) + 3 * kLine * x_.c; }
+
+    // All inputs split by phase, or a block of each for every thread.
+    int64_t source_room(int threads) const { return splits_ ? x_.c * plane_size_ : threads * block_room(); }
+
     // Blocks of whole lines where lines have gaps, else of columns.
-    int64_t multiply(const ConvCall& call, Range filters, const Table& table, float* sums, const Member& member) const {
-        const int64_t per_column = std::max(1, table.nk / taps_) * op_.stride.h * op_.stride.w;
-        const int64_t columns = std::min<int64_t>(std::max<int64_t>(kInputs / per_column, 96), kMostColumns);
-        const int step = int(lines_ > 1 ? std::max<int64_t>(columns / pitch_, 1) : up(columns, kLine));
+    int64_t multiply(const ConvCall& call, Range filters, const Table& table, int columns, float* sums,
+                     const Member& member) const {
+        const int step = lines_ > 1 ? std::max(columns / pitch_, 1) : columns;
         const int total = lines_ > 1 ? lines_ : pitch_, blocks = (total + step - 1) / step;
         const bool by_block = blocks >= 2 * member.threads;  // few blocks: members share the filters instead
         const Range mine = by_block ? member.share(blocks) : Range{0, blocks};
@@ -120,7 +136,10 @@ class Gemm final : public AbstractConv {
             const int begin = block * step, count = std::min(step, total - begin);
             const Lines lines = lines_ > 1
                                     ? Lines{begin * int64_t(pitch_), begin * int64_t(length_), count, pitch_, length_}
-                                    : Lines{begin, begin, 1, count, count};
+                                    : Lines{splits_ ? begin : 0, begin, 1, count, count};
+            if (!splits_)
+                for (int k = 0; k < table.nk; ++k)
+                    leaf_.take(call.x + int64_t(table.in[k]) * x_.area() + begin, 1, count, table.x + table.xk[k]);
             macs += multiply_block(call, {filters.begin + part.begin, filters.begin + part.end}, table, sums, lines);
         }
         return macs;
@@ -139,21 +158,24 @@ class Gemm final : public AbstractConv {
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             macs += int64_t(size) * table.nk * lines.count * lines.length;
-            if (lines.count == 1 && lines.length % leaf_.lanes == 0 && !call.residual && only_clamps(op_.act)) {
-                Ending ending{op_.act, {}, {}, {}};
-                for (int r = 0; r < size; ++r) {
-                    const int o = call.out[f + r];
-                    ending.bias[r] = op_.bias[o];
-                    ending.y[r] = call.y + int64_t(o) * y_.area() + lines.to;
-                    ending.peak[r] = call.peak ? call.peak + o : nullptr;
+            if (lines.length % leaf_.lanes == 0 && !call.residual && only_clamps(op_.act)) {
+                for (int line = 0; line < lines.count; ++line) {
+                    Ending ending{op_.act, {}, {}, {}};
+                    for (int r = 0; r < size; ++r) {
+                        const int o = call.out[f + r];
+                        ending.bias[r] = op_.bias[o];
+                        ending.y[r] = call.y + int64_t(o) * y_.area() + lines.to + line * lines.length;
+                        ending.peak[r] = call.peak ? call.peak + o : nullptr;
+                    }
+                    leaf_.gemm_finished(rows, size, table.wk, table.xk, table.nk,
+                                        table.x + lines.from + line * lines.pitch, lines.length, ending,
+                                        line == 0 ? ahead : nullptr, splits_);
                 }
-                leaf_.gemm_finished(rows, size, table.wk, table.xk, table.nk, table.x + lines.from, lines.length,
-                                    ending, ahead);
                 call.upcoming->fetch();
                 continue;
             }
             leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from,
-                       (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead, true);
+                       (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead, splits_);
             call.upcoming->fetch();
             for (int r = 0; r < size; ++r) {
                 close_gaps(sums + r * sums_pitch(), lines.count, lines.pitch, lines.length);
@@ -173,8 +195,8 @@ class Gemm final : public AbstractConv {
     const Phases phases_;
     const int taps_;
     const WeightRows weights_;
-    const bool copies_;
-    const int64_t source_size_;   // floats of one input in the table's x
+    const bool splits_;           // inputs by phase; else they lie as outputs do
+    const int64_t plane_size_;    // floats of an input split by phase
     int pitch_, lines_, length_;  // output lines as the sums lie: one line without gaps, or y.h lines of `length_`
 };
 

@@ -110,10 +110,11 @@ void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk,
 }
 
 void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
-                   const Ending& ending, const float* const* ahead) {
+                   const Ending& ending, const float* const* ahead, bool far) {
     vec best[kMaxRows];
     for (int r = 0; r < rows; ++r) best[r] = splat(kLowest);
-    gemm_of<true>(w, rows, wk, xk, nk, x, n, Finish{ending, Clamp(ending.act), ending.peak[0] ? best : nullptr}, ahead);
+    const Finish end{ending, Clamp(ending.act), ending.peak[0] ? best : nullptr};
+    (far ? gemm_of<true, Finish> : gemm_of<false, Finish>)(w, rows, wk, xk, nk, x, n, end, ahead);
     for (int r = 0; r < rows; ++r)
         if (ending.peak[r] && top(best[r]) > *ending.peak[r]) *ending.peak[r] = top(best[r]);
 }

@@ -48,9 +48,9 @@ struct Leaf {
     void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
                  float* out, int64_t ldo, const float* const* ahead, bool far);
 
-    // The same, finished on the way, with x far; n must be a multiple of the lanes: nothing is written past it.
+    // The same, finished on the way; n must be a multiple of the lanes: nothing is written past it.
     void (*gemm_finished)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
-                          const Ending& ending, const float* const* ahead);
+                          const Ending& ending, const float* const* ahead, bool far);
 
     // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles
     // are counted along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p; up to 3 more are written

@@ -9,7 +9,7 @@ namespace COFIRE_ISA {
 void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
           int64_t ldo, const float* const* ahead, bool far);
 void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
-                   const Ending& ending, const float* const* ahead);
+                   const Ending& ending, const float* const* ahead, bool far);
 void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
                 float* room, float* v, int64_t ldv);
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);

@@ -33,6 +33,13 @@ inline vec splat(float x) { return x - vec{}; }
 inline vec max(vec x, vec y) { return x < y ? y : x; }
 inline vec min(vec x, vec y) { return y < x ? y : x; }
 
+// 0, 1, 2, ...
+inline vec lane_numbers() {
+    vec numbers;
+    for (int i = 0; i < kLanes; ++i) numbers[i] = float(i);
+    return numbers;
+}
+
 // A vector is a row of quads of four floats. Elements I, J, K, L of each quad of a, where 4 to 7 are those of b.
 template <int I, int J, int K, int L>
 inline vec pick(vec a, vec b) {

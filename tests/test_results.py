@@ -17,9 +17,10 @@ def _table_script():
     return module
 
 
-def test_the_readme_shows_exactly_what_the_result_files_say():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert _table_script().with_tables(text) == text, "run: python results/table.py --write"
+@pytest.mark.parametrize("document", _table_script().DOCUMENTS, ids=lambda document: document.name)
+def test_documents_show_exactly_what_the_result_files_say(document):
+    text = document.read_text(encoding="utf-8")
+    assert _table_script().written(document) == text, "run: python results/table.py --write"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -15,6 +15,8 @@ namespace {
 
 constexpr double kKeep = 0.7;        // share of filters and inputs that are on while a gated conv is timed
 constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-level cache between two images
+// Floats read between two tries, for an image's other convs come between: they empty all caches, or all but the last.
+constexpr int64_t kMemory = 12 << 20, kNear = 512 << 10;
 constexpr int kRounds = 10;
 constexpr double kHopeless = 1.3;  // times the best after the first rounds: not tried again
 
@@ -36,7 +38,7 @@ struct Trial {
     Shape x, y;
     std::vector<int> in, out;
     Floats input, output;
-    const std::vector<float>& flood;  // read between tries to empty the cache; of no size if the program fits
+    const std::vector<float>& flood;  // read between tries
 
     double time(const AbstractConv& conv, Floats& room) {
         float sum = 0;
@@ -91,7 +93,7 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
         if (op.kind == Kind::conv)
             weights += program.buffers[op.src[0]].c / op.groups * int64_t(program.buffers[op.dst].c) * op.kernel.h *
                        op.kernel.w;
-    const std::vector<float> flood(2 * weights > kCache ? 12 << 20 : 0, 1.0f);
+    const std::vector<float> flood(2 * weights > kCache ? kMemory : kNear, 1.0f);
     std::map<std::string, std::string> known;
     std::vector<std::string> words;
     for (const Op& op : program.ops) {

@@ -12,7 +12,7 @@ from nets import Net, conv, fc
 from torch import Tensor
 
 from cofire import FTWT, AbstractGate, ConfigError, TrainingError, gate
-from cofire.peaks import peak, trough
+from cofire.layout import peak, trough
 from cofire.targets import activity, mass_levels, mass_target, nested, top_target
 
 ROWS = 4

@@ -30,6 +30,7 @@ The files, in the data's way; each imports only from files above it:
     graph.py             ops -> Graph: how live channels flow through them
     placement.py         Graph -> its units, by the rules
     cost.py              Graph + masks -> MACs, in three columns
+    layout.py            weights laid out for fast steps; each channel's highest response in either layout
     targets.py           activations -> which filters should fire
     losses.py            logits + what they should be -> loss
     heads.py             a unit's input -> logits

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cofire.peaks import peak
+from cofire.layout import peak
 
 
 class Head(nn.Module):

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from cofire.errors import ConfigError, TrainingError
 from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, register_gate
 from cofire.heads import Head
+from cofire.layout import peak
 from cofire.losses import mask_bce
-from cofire.peaks import peak
 from cofire.strict import check
 from cofire.targets import activity, mass_levels, top_target
 from cofire.units import Unit

@@ -36,5 +36,12 @@ inline float top(vec x) {
     return either(x, pick<1, 0, 3, 2>(x, x))[0];
 }
 
+// Raises the largest value so far, if there is one to keep.
+inline void raise(float* peak, vec best) {
+    if (!peak) return;
+    const float found = top(best);
+    if (found > *peak) *peak = found;
+}
+
 }  // namespace COFIRE_ISA
 }  // namespace cofire

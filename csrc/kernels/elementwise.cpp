@@ -61,8 +61,6 @@ inline vec load_some(const float* p, int n) {
     return load(lanes);
 }
 
-constexpr int kSoon = 64;  // floats: where an output will be written
-
 template <class Activation>
 void run(const float* x, int n, float bias, const float* residual, Activation act, float* y, float* peak) {
     vec best = splat(kLowest);
@@ -89,10 +87,7 @@ void run(const float* x, int n, float bias, const float* residual, Activation ac
             if (value[lane] > best[lane]) best[lane] = value[lane];
         }
     }
-    if (peak) {
-        const float found = top(best);
-        if (found > *peak) *peak = found;
-    }
+    raise(peak, best);
 }
 
 }  // namespace

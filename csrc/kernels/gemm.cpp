@@ -115,8 +115,7 @@ void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk
     for (int r = 0; r < rows; ++r) best[r] = splat(kLowest);
     const Finish end{ending, Clamp(ending.act), ending.peak[0] ? best : nullptr};
     (far ? gemm_of<true, Finish> : gemm_of<false, Finish>)(w, rows, wk, xk, nk, x, n, end, ahead);
-    for (int r = 0; r < rows; ++r)
-        if (ending.peak[r] && top(best[r]) > *ending.peak[r]) *ending.peak[r] = top(best[r]);
+    for (int r = 0; r < rows; ++r) raise(ending.peak[r], best[r]);
 }
 
 }  // namespace COFIRE_ISA

@@ -20,6 +20,8 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+constexpr int kSoon = 64;  // floats: where an output will be written
+
 // aligned(4): loads and stores at any float's address
 typedef float vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));

@@ -8,8 +8,6 @@ namespace COFIRE_ISA {
 
 namespace {
 
-constexpr int kSoon = 64;  // floats: where an output will be written
-
 // Taps is 9 or 25, whose loops are unrolled, or 0 for any number.
 template <int Taps>
 void lines_of(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
@@ -45,10 +43,7 @@ void lines_of(const float* x, int pitch, const int* at, const float* w, int taps
                 for (int lane = 0; lane < width - i; ++lane) y[i + lane] = value[lane];
         }
     }
-    if (peak) {
-        const float found = top(best);
-        if (found > *peak) *peak = found;
-    }
+    raise(peak, best);
 }
 
 }  // namespace
@@ -234,13 +229,8 @@ constexpr int kWide = 32;  // floats: strips of wider maps would wait for memory
 template <int Stride, bool Padded>
 void windows_of(const Window& window, float* peak) {
     const auto go = window.out.w > kWide ? line_by_line<Stride, Padded> : in_strips<Stride, Padded>;
-    const float found = top(go(window));
-    if (peak && found > *peak) *peak = found;
+    raise(peak, go(window));
 }
-
-}  // namespace
-
-namespace {
 
 // The largest of each window; what lies outside counts as the window's middle, which never does.
 template <int Kernel, bool Padded>

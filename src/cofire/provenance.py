@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 import os
 import platform
@@ -38,6 +39,7 @@ def provenance() -> dict[str, Any]:
     }
 
 
+@functools.cache  # a process keeps the code it has loaded, whatever is committed while it runs
 def _commit() -> str | None:
     """Commit of the source tree cofire is imported from, with ``+dirty`` if it differs; None outside of git."""
     here = Path(__file__).parent

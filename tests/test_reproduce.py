@@ -11,7 +11,10 @@ from small import ROOT
 
 from cofire import ConfigError, FileError, cli, paper, reproduce
 from cofire.analysis.tradeoff import reproduced_points
+from cofire.bench import paper as latency
+from cofire.measured import MEASURED
 from cofire.paper import PaperTable, paper_tables
+from cofire.shift.paper import paper as shift_paper
 
 RECIPES = ROOT / "recipes"
 
@@ -157,6 +160,59 @@ def test_every_table_of_the_paper_is_printed(name: str, capsys: Any) -> None:
     json.dumps(as_json)
 
 
+# Tables that are measured
+
+
+def measure(name: str, folder: Path, **arguments: Any) -> None:
+    cli.reproduce(name, recipes=folder / "recipes", results=folder / "results", **arguments)
+
+
+@pytest.mark.parametrize("budget", ["short", "paper"])
+def test_every_recipe_of_the_shift_tables_exists_once(budget: paper.Budget) -> None:
+    named = shift_paper().recipes[budget]
+    assert len(set(named)) == 5
+    assert [recipe for recipe in named if not (RECIPES / f"{recipe}.toml").exists()] == []
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_what_was_not_measured_says_so(name: str, tmp_path: Path, capsys: Any) -> None:
+    measure(name, tmp_path)
+    assert MEASURED[name].title in (printed := capsys.readouterr().out)
+    assert "not run; add --run" in printed
+    with pytest.raises(ConfigError, match=f"{name} is measured as a whole"):
+        measure(name, tmp_path, only="ResNet")
+
+
+def test_the_shift_tables_train_what_they_need_and_are_measured_once(
+    own_table: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setitem(shift_paper().recipes, "short", ("dense", "gated"))
+    measure("shift", own_table, run=True)
+    assert "blur: Brier score" in (printed := capsys.readouterr().out)
+    monkeypatch.setattr(reproduce, "train_experiment", lambda *_: pytest.fail("it was there"))
+    measure("shift", own_table, run=True)
+    assert capsys.readouterr().out == printed
+    found = json.loads((own_table / "results" / "shift_short.json").read_text())
+    assert list(found["clean"]) == ["dense", "gated"]
+    recipe = own_table / "recipes" / "gated.toml"
+    recipe.write_text(recipe.read_text().replace("0.8", "0.7"))
+    measure("shift", own_table)
+    assert "not run" in capsys.readouterr().out
+
+
+def test_the_latency_table_is_measured_and_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(latency, "NETWORK", "resnet8_digits")
+    measure("latency", tmp_path, run=True)
+    assert "27.2" in (printed := capsys.readouterr().out)
+    monkeypatch.setattr(latency, "measure", lambda: pytest.fail("it was there"))
+    measure("latency", tmp_path)
+    assert capsys.readouterr().out == printed
+
+
 def test_an_unknown_table_lists_the_known() -> None:
     with pytest.raises(ConfigError, match=r"cifar1"):
         reproduce.reproduce("cifar1", recipes=RECIPES)
+    with pytest.raises(ConfigError, match=r"did you mean 'latency'.*known: .*shift"):
+        cli.reproduce("latencies")

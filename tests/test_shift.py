@@ -229,6 +229,7 @@ def test_everything_is_json(small: Shift) -> None:
     assert set(point["drift"]["total"]) == {"keep_rate", "flipped", "routes"}
     assert set(point["drift"]["groups"]) == set(point["keep_rate"])
     assert len(point["per_class"]) == 10
+    assert Shift.from_json(found) == small
 
 
 def test_a_plot_has_a_line_for_each_model_in_each_panel(small: Shift) -> None:

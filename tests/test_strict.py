@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class Outer:
     size: tuple[int, ...] = (1, 2)
     pair: tuple[int, str] = (1, "x")
     table: Mapping[str, int] = field(default_factory=dict)
+    numbered: dict[int, str] = field(default_factory=dict)
     free: dict[str, Any] = field(default_factory=dict)
     either: int | Literal["test"] = 0
     inner: Inner = Inner()
@@ -45,6 +47,7 @@ any_outer = st.builds(
     size=st.lists(st.integers()).map(tuple),
     pair=st.tuples(st.integers(), st.text()),
     table=st.dictionaries(st.text(), st.integers()),
+    numbered=st.dictionaries(st.integers(), st.text()),
     either=st.integers() | st.just("test"),
     inner=st.builds(Inner, depth=st.integers()),
 )
@@ -53,6 +56,11 @@ any_outer = st.builds(
 @given(any_outer)
 def test_a_dataclass_survives_the_way_through_a_table(outer: Outer) -> None:
     assert structure(Outer, unstructure(outer), "here") == outer
+
+
+def test_numbers_as_keys_survive_json_which_has_none() -> None:
+    outer = Outer(name="x", numbered={3: "c"})
+    assert structure(Outer, json.loads(json.dumps(unstructure(outer))), "here") == outer
 
 
 def test_none_is_left_out_of_tables() -> None:
@@ -85,6 +93,7 @@ def test_an_integer_serves_as_a_float_but_not_the_other_way_round() -> None:
         ({"name": "x", "pair": [1]}, r"\[x\] pair must have 2 values, got \[1\]"),
         ({"name": "x", "table": [1]}, r"\[x\] table must be a table, got \[1\]"),
         ({"name": "x", "table": {"k": "v"}}, r"\[x\] table.k must be of type int, got 'v'"),
+        ({"name": "x", "numbered": {"one": "v"}}, r"\[x\] numbered must have whole numbers as keys, got 'one'"),
         ({"name": "x", "either": "tset"}, r"\[x\] either must be of type int, got 'tset'"),
         ({"name": "x", "inner": 1}, r"\[x\] inner must be a table, got 1"),
         ({"name": "x", "inner": {"dept": 1}}, r"unknown key in \[x\] inner: 'dept'; did you mean 'depth'"),

@@ -115,6 +115,7 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    measured.py          the paper's latency and shift tables, made again
     cli.py               the command line
 """
 

@@ -21,18 +21,19 @@ from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
 from cofire.cost import cost
-from cofire.errors import CofireError, ConfigError
+from cofire.errors import CofireError, ConfigError, unknown
 from cofire.estimate import RATIOS
 from cofire.experiment import read_experiment
 from cofire.files import write_json
 from cofire.gating import GatedModel, describe_backbone
 from cofire.graph import trace
+from cofire.measured import MEASURED, AbstractMeasured
 from cofire.paper import Budget, paper_tables
 from cofire.persistence import load
 from cofire.processes import processes
 from cofire.provenance import version
+from cofire.reproduce import made_on, run_missing, tables
 from cofire.reproduce import reproduce as reproduce_table
-from cofire.reproduce import run_missing, tables
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
 from cofire.runtime.program import read as read_program
@@ -268,22 +269,42 @@ def reproduce(
 
     For example `cofire reproduce cifar10`, or `cofire reproduce cifar10 --run --only ResNet-20`; the paper's figure 1
     is `cofire reproduce imagenet --only ResNet-34 --plot figure1.svg`. Runs go to
-    $COFIRE_RUNS (default ~/.cache/cofire/runs) and can be interrupted; the paper's latency is `cofire bench
-    --paper-latency`.
+    $COFIRE_RUNS (default ~/.cache/cofire/runs) and can be interrupted.
     """
     if table is None:
         titles = {name: paper_tables()[name].title for name in tables()}
+        titles |= {name: found.title for name, found in MEASURED.items()}
         _show(as_json, titles, "\n".join(f"{name:10} {title}" for name, title in titles.items()))
+        return
+    if table not in (known := [*tables(), *MEASURED]):
+        raise unknown("table of the paper:", table, known)
+    if table in MEASURED:
+        if only or plot or seeds:
+            raise ConfigError(f"--only, --plot and --seeds are for tables of runs; {table} is measured as a whole")
+        _show_measured(MEASURED[table], budget, run, recipes, results, as_json)
         return
     found = reproduce_table(table, budget=budget, recipes=recipes, results=results, only=only)
     if run:
-        say = Console(stderr=True).print
-        run_missing(found, recipes=recipes, results=results, seeds=seeds, say=say)
+        run_missing(found, recipes=recipes, results=results, seeds=seeds, say=Console(stderr=True).print)
         found = reproduce_table(table, budget=budget, recipes=recipes, results=results, only=only)
     if plot is not None:
         ours, papers = reproduced_points(found)
         write_figure(trade_off(ours, papers, column="paper"), plot)
     typer.echo(json.dumps(found.to_json(), indent=2) if as_json else str(found))
+
+
+def _show_measured(
+    table: AbstractMeasured, budget: Budget, run: bool, recipes: Path, results: Path, as_json: bool
+) -> None:
+    found = table.read(budget, recipes, results)
+    if found is None and run:
+        found = table.measure(budget, recipes, results, Console(stderr=True).print)
+        write_json(results / table.file(budget), found)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        parts = ["not run; add --run"] if found is None else [f"made on {made_on([found])}\n", table.table(found)]
+        out.print(table.title, *parts, sep="\n", markup=False)
 
 
 @app.command(name="zoo")

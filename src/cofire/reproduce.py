@@ -85,8 +85,7 @@ class Reproduction:
 
     def machines(self) -> str:
         """Where our numbers were made."""
-        machines = [result["provenance"]["machine"] for row in self.rows for result in row.results]
-        return "; ".join(sorted({f"{machine['cores']} cores, {machine['cpu']}" for machine in machines}))
+        return made_on([result for row in self.rows for result in row.results])
 
     def to_markdown(self, *, only_run: bool = False) -> str:
         """As a Markdown table, of all rows or of those that were run."""
@@ -150,6 +149,12 @@ def reproduce(
     return Reproduction(table=table, budget=budget, rows=rows)
 
 
+def made_on(results: Sequence[Result]) -> str:
+    """The machines that results come from."""
+    machines = [result["provenance"]["machine"] for result in results]
+    return "; ".join(sorted({f"{machine['cores']} cores, {machine['cpu']}" for machine in machines}))
+
+
 def tables() -> list[str]:
     """The tables that `reproduce` can make."""
     return [name for name, table in paper_tables().items() if set(table.columns) <= _HEADINGS.keys()]
@@ -175,18 +180,20 @@ def run_missing(
         there = {result["experiment"]["train"]["seed"] for result in row.results}
         for seed in range(reproduction.table.seeds if seeds is None else seeds):
             if seed not in there:
-                _run(row.recipe, seed, Path(recipes), Path(results), say)
+                run_recipe(row.recipe, seed, Path(recipes), Path(results), say)
 
 
-def _run(recipe: str, seed: int, recipes: Path, results: Path, say: Callable[[str], None]) -> None:
+def run_recipe(recipe: str, seed: int, recipes: Path, results: Path, say: Callable[[str], None]) -> Path:
+    """Run or resume a recipe, and before it the dense run that it starts from; returns the run's folder."""
     experiment = read_experiment(recipes / f"{recipe}.toml", [f"train.seed={seed}"])
     kind, _, dense = (experiment.backbone.weights or "").partition(":")
     if kind == "run" and not (runs_root() / dense / "result.json").exists():
-        _run(dense, 0, recipes, results, say)
+        run_recipe(dense, 0, recipes, results, say)
     name = f"{recipe}-s{seed}" if seed else recipe
     say(f"{name}: run or resumed in {runs_root() / name}")
     result = train_experiment(experiment, runs_root() / name)
     write_json(results / f"{recipe}-s{seed}.json", result)
+    return runs_root() / name
 
 
 def _read_results(folder: Path) -> Iterator[tuple[Experiment, Result]]:

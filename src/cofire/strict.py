@@ -107,12 +107,22 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} must be a table, got {value!r}")
-        return {str(key): _value(args[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {_key(args[0], key, where): _value(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is not bool and isinstance(value, bool)):
         raise ConfigError(f"{where} must be of type {hint.__name__}, got {value!r}")
     return value
+
+
+def _key(hint: Any, key: Any, where: str) -> Any:
+    """JSON and TOML know no keys but strings."""
+    if hint is not int:
+        return str(key)
+    try:
+        return int(key)
+    except ValueError:
+        raise ConfigError(f"{where} must have whole numbers as keys, got {key!r}") from None
 
 
 def _first_fit(hints: list[Any], value: Any, where: str) -> Any:

@@ -12,7 +12,7 @@ from rich.console import Console
 from cofire import data
 from cofire.bench import paper, report
 from cofire.bench.ours import load_program
-from cofire.bench.peers import COMPILED, PEERS, PYTORCH
+from cofire.bench.peers import COMPILED, PEERS
 from cofire.bench.program import bench_program
 from cofire.bench.run import Plan, own_plan, random_plan
 from cofire.bench.run import bench as run_bench
@@ -70,19 +70,17 @@ def bench(
         out.print(program)
         return
     if paper_latency:
-        plan = random_plan(paper.PAPER_NETWORK, macs=[1 - row.macs for row in paper.paper_latency()], seed=seed)
-        peers = tuple(peer for peer in PEERS if peer.name == PYTORCH)
+        result = paper.measure(threads=threads, rounds=rounds, warm_up=warm_up, seed=seed)
     else:
         plan = _plan(what, backbone, _shape(size), macs or [], keep or [], seed, images, count)
+        if None in plan.pools:
+            rounds = max(rounds, len(plan.images))
         peers = (*PEERS, COMPILED) if compiled else PEERS
-    if None in plan.pools:
-        rounds = max(rounds, len(plan.images))
-    result = run_bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers)
-    table = {"paper_latency": paper.paper_rows(result)} if paper_latency else {}
-    _write(json, {**result.to_json(), **table})
+        result = run_bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers)
+    _write(json, paper.to_json(result) if paper_latency else result.to_json())
     out.print(report.table(result), markup=False)
     if paper_latency:
-        out.print(paper.paper_table(result))
+        out.print(paper.paper_table(result.network, paper.paper_rows(result)))
     if plot is not None:
         report.plot(result, plot)
 

@@ -9,10 +9,10 @@ from typing import Any
 from rich.table import Table
 
 from cofire.bench.ours import NAME
-from cofire.bench.peers import PYTORCH
+from cofire.bench.peers import PEERS, PYTORCH
 from cofire.bench.results import Result
 from cofire.bench.rounds import ratio_of_medians
-from cofire.bench.run import SLICED
+from cofire.bench.run import SLICED, bench, random_plan
 from cofire.paper import paper_tables
 
 
@@ -24,7 +24,7 @@ class Saved:
     latency: float
 
 
-PAPER_NETWORK = "resnet34"
+NETWORK = "resnet34"
 
 
 @cache
@@ -34,6 +34,18 @@ def paper_latency() -> tuple[Saved, ...]:
         Saved(macs=row.values["reduction"][0] / 100, latency=row.values["latency_reduction"][0] / 100)
         for row in paper_tables()["latency"].rows
     )
+
+
+def measure(*, threads: int = 1, rounds: int = 100, warm_up: int = 10, seed: int = 0) -> Result:
+    """The paper's network with random masks at the paper's costs: dense and sliced in PyTorch, and our engine."""
+    plan = random_plan(NETWORK, macs=[1 - row.macs for row in paper_latency()], seed=seed)
+    peers = tuple(peer for peer in PEERS if peer.name == PYTORCH)
+    return bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers)
+
+
+def to_json(result: Result) -> dict[str, Any]:
+    """What was measured, and the rows of the paper's table."""
+    return {**result.to_json(), "paper_latency": paper_rows(result)}
 
 
 def paper_rows(result: Result) -> list[dict[str, Any]]:
@@ -57,17 +69,17 @@ def paper_rows(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def paper_table(result: Result) -> Table:
+def paper_table(network: str, rows: list[dict[str, Any]]) -> Table:
     """The same for people, in per cent."""
 
     def cell(share: float | None) -> str:
         return "not there" if share is None else f"{100 * share:.1f}"
 
-    table = Table(title=f"{result.network}: % saved against dense PyTorch, one image", title_justify="left")
+    table = Table(title=f"{network}: % saved against dense PyTorch, one image", title_justify="left")
     columns = ("paper: FLOPs", "paper: latency", "here: MACs", "here: latency, sliced", "here: latency, cofire")
     for column in columns:
         table.add_column(column, justify="right")
-    for row in paper_rows(result):
+    for row in rows:
         here = row["latency_reduction"]
         paper = (row["paper"]["macs_reduction"], row["paper"]["latency_reduction"])
         table.add_row(*map(cell, (*paper, row["executed_macs_reduction"], here["sliced"], here[NAME])))

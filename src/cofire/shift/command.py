@@ -11,12 +11,10 @@ from rich.console import Console
 from cofire.analysis.drawing import check_format, write_figure
 from cofire.errors import ConfigError
 from cofire.files import write_json
-from cofire.provenance import provenance
 from cofire.shift.corruptions import corruption, list_corruptions
 from cofire.shift.measure import PAPER
-from cofire.shift.measure import shift as measure
 from cofire.shift.plot import plot as draw
-from cofire.shift.runs import read_runs
+from cofire.shift.runs import shift_runs
 
 
 def shift(
@@ -46,17 +44,14 @@ def shift(
     plan = dict(map(_severities, corruptions or PAPER))
     if plot is not None:
         check_format(plot)  # raises now, not after the measuring
-    origin = provenance()
-    runs = read_runs([run, *(compare or ())])
-    few = runs.images if images is None or images >= len(runs.images) else runs.images.split(images)[1]
-    result = measure(runs.models, few, plan, seed=seed, batch_size=runs.batch_size, dense_macs=runs.dense_macs)
+    result, as_json = shift_runs([run, *(compare or ())], plan, images=images, seed=seed)
     out = Console()
     out.print(result, markup=False)
     if classes:
         for name in plan:
             out.print(result.per_class(name), markup=False)
     if json is not None:
-        write_json(json, {"provenance": origin, "runs": runs.described, **result.to_json()})
+        write_json(json, as_json)
     if plot is not None:
         write_figure(draw(result), plot)
 

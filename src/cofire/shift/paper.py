@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from cofire.paper import read_paper
+from cofire.paper import Budget, read_paper
 from cofire.strict import structure
 
 
@@ -23,11 +23,18 @@ class PaperRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """What the paper measured: ``brier`` maps a corruption to its rows, by rising severity."""
+    """What the paper measured.
 
+    Args:
+        brier: corruption -> its rows, by rising severity.
+        recipes: budget -> recipes of the models that are compared, the dense one first.
+    """
+
+    title: str
     network: str
     data: str
     flops_saved: float
+    recipes: dict[Budget, tuple[str, ...]]
     brier: dict[str, tuple[PaperRow, ...]]
 
     def rows(self, data: str, corruption: str) -> dict[float, PaperRow]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -16,6 +16,7 @@ from cofire.cost import COLUMNS
 from cofire.evaluation import Report
 from cofire.shift.drift import Drift
 from cofire.shift.paper import paper
+from cofire.strict import structure
 from cofire.text import rendered
 
 
@@ -42,6 +43,14 @@ class Point:
         drift = None if self.drift is None else dataclasses.asdict(self.drift)
         own = {"severity": self.severity, "brier": self.brier, "ece": self.ece, "drift": drift}
         return own | self.report.to_json()
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> Point:
+        """What `to_json` wrote."""
+        own = {field.name for field in dataclasses.fields(cls)}
+        mine = {name: value for name, value in table.items() if name in own}
+        report = {name: value for name, value in table.items() if name not in own}
+        return structure(cls, {**mine, "report": report}, "a point")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +103,25 @@ class Shift:
                 for name, by_model in self.points.items()
             },
         }
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> Shift:
+        """What `to_json` wrote; other keys do not matter."""
+        corruptions = table["corruptions"]
+        return cls(
+            data=table["data"],
+            n=table["n"],
+            classes=tuple(table["classes"]),
+            seed=table["seed"],
+            bins=table["bins"],
+            units={name: part["unit"] for name, part in corruptions.items()},
+            softmax=table["softmax"],
+            clean={model: Point.from_json(point) for model, point in table["clean"].items()},
+            points={
+                name: {model: tuple(map(Point.from_json, points)) for model, points in part["models"].items()}
+                for name, part in corruptions.items()
+            },
+        )
 
     def __str__(self) -> str:
         return rendered(self.__rich__())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,10 @@ from cofire.data.images import AbstractImages
 from cofire.errors import ConfigError
 from cofire.experiment import as_table, read_run
 from cofire.persistence import load
+from cofire.provenance import provenance
 from cofire.runs import read_result, read_sets, short_names, whole_macs
+from cofire.shift.measure import shift
+from cofire.shift.results import Shift
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +35,27 @@ class Runs:
     images: AbstractImages
     batch_size: int
     described: dict[str, Any]
+
+
+def shift_runs(
+    folders: Sequence[Path],
+    corruptions: Sequence[str] | Mapping[str, Sequence[float]],
+    *,
+    images: int | None = None,
+    seed: int = 0,
+) -> tuple[Shift, dict[str, Any]]:
+    """Finished runs under shift; also as JSON values, with the recipes of the runs and where they were measured.
+
+    Args:
+        folders: of the runs, as for `read_runs`.
+        corruptions: as for `shift`.
+        images: how many of the test set, each class its share; None for all.
+    """
+    origin = provenance()
+    runs = read_runs(folders)
+    few = runs.images if images is None or images >= len(runs.images) else runs.images.split(images)[1]
+    found = shift(runs.models, few, corruptions, seed=seed, batch_size=runs.batch_size, dense_macs=runs.dense_macs)
+    return found, {"provenance": origin, "runs": runs.described, **found.to_json()}
 
 
 def read_runs(folders: Sequence[Path]) -> Runs:

@@ -10,20 +10,36 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cofire.measured import MEASURED
 from cofire.reproduce import reproduce
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-DOCUMENTS = {ROOT / "README.md": ("cifar10", "imagenet"), ROOT / "docs" / "reproduce.md": ("options",)}
+DOCUMENTS = {
+    ROOT / "README.md": ("cifar10", "imagenet"),
+    ROOT / "docs" / "reproduce.md": ("options",),
+    ROOT / "docs" / "shift.md": ("shift",),
+}
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
 
 
 def tables(names: Sequence[str]) -> str:
-    found = [reproduce(name, recipes=ROOT / "recipes", results=HERE) for name in names]
-    run = [table for table in found if any(row.results for row in table.rows)]
-    return "\n\n".join(
-        f"{table.table.title}, made on {table.machines()}:\n\n{table.to_markdown(only_run=True)}" for table in run
-    )
+    found = [measured(name) if name in MEASURED else trained(name) for name in names]
+    return "\n\n".join(filter(None, found))
+
+
+def trained(name: str) -> str:
+    """A table of runs; empty if none was run."""
+    found = reproduce(name, recipes=ROOT / "recipes", results=HERE)
+    if not any(row.results for row in found.rows):
+        return ""
+    return f"{found.table.title}, made on {found.machines()}:\n\n{found.to_markdown(only_run=True)}"
+
+
+def measured(name: str) -> str:
+    """A table that is one result file; empty if it is not there."""
+    found = MEASURED[name].read("short", ROOT / "recipes", HERE)
+    return MEASURED[name].table(found).to_markdown() if found else ""
 
 
 def written(document: Path) -> str:

@@ -428,7 +428,7 @@ def test_the_paper_table_sets_its_figures_beside_ours() -> None:
     rows = paper_rows(result)
     assert [row["paper"]["latency_reduction"] for row in rows] == [0.2717, 0.1978, 0.1108]
     assert rows[0]["executed_macs_reduction"] == pytest.approx(0.5218, abs=0.01)
-    assert "27.2" in rendered(paper_table(result.network, rows))
+    assert "27.2" in paper_table(result.network, rows).to_markdown()
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:

@@ -195,6 +195,15 @@ def test_the_tables_have_every_model_and_severity(small: Shift) -> None:
     assert "paper:" not in text
 
 
+def test_the_papers_three_tables_are_markdown_too(small: Shift) -> None:
+    clean, blur, noise, softmax = small.to_markdown().split("\n\n")[1::2]
+    score = small.points["noise"]["gated"][1].brier
+    assert noise.splitlines()[0] == "| severity | dense | gated | plain heads |"
+    assert noise.splitlines()[3].split(" | ")[2] == f"{score:.3f}"
+    assert f"{score:.3f}" in softmax.splitlines()[3]
+    assert [len(table.splitlines()) for table in (clean, blur, softmax)] == [5, 4, 4]
+
+
 def test_without_a_pair_there_is_no_table_of_softmax() -> None:
     assert "softmax" not in str(shift({"gated": tiny_gated()}, tiny_images(10), FEW, text=""))
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
-from rich.console import RenderableType
-
 from cofire.bench import paper as latency
 from cofire.experiment import parse_experiment, read_experiment
 from cofire.files import read_json
@@ -19,6 +17,7 @@ from cofire.shift.measure import PAPER
 from cofire.shift.paper import paper as shift_paper
 from cofire.shift.results import Shift
 from cofire.shift.runs import shift_runs
+from cofire.text import Grid
 
 
 class AbstractMeasured(ABC):
@@ -38,7 +37,7 @@ class AbstractMeasured(ABC):
         """What the file is to hold; trains first what is not there. ``say`` is told what is being done."""
 
     @abstractmethod
-    def table(self, found: dict[str, Any]) -> RenderableType:
+    def table(self, found: dict[str, Any]) -> Grid | Shift:
         """The file's numbers with the paper's beside them."""
 
     def read(self, budget: Budget, recipes: Path, results: Path) -> dict[str, Any] | None:
@@ -66,7 +65,7 @@ class Latency(AbstractMeasured):
     def measure(self, budget: Budget, recipes: Path, results: Path, say: Callable[[str], None]) -> dict[str, Any]:
         return {"provenance": provenance(), **latency.to_json(latency.measure())}
 
-    def table(self, found: dict[str, Any]) -> RenderableType:
+    def table(self, found: dict[str, Any]) -> Grid:
         return latency.paper_table(found["network"], found["paper_latency"])
 
     def is_current(self, found: dict[str, Any], budget: Budget, recipes: Path) -> bool:
@@ -88,7 +87,7 @@ class DatasetShift(AbstractMeasured):
         folders = [run_recipe(recipe, 0, recipes, results, say) for recipe in shift_paper().recipes[budget]]
         return shift_runs(folders, PAPER)[1]
 
-    def table(self, found: dict[str, Any]) -> RenderableType:
+    def table(self, found: dict[str, Any]) -> Shift:
         return Shift.from_json(found)
 
     def is_current(self, found: dict[str, Any], budget: Budget, recipes: Path) -> bool:

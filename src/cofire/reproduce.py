@@ -17,7 +17,7 @@ from cofire.experiment import Experiment, parse_experiment, read_experiment
 from cofire.files import write_json
 from cofire.paper import Budget, PaperRow, PaperTable, paper_tables
 from cofire.runs import runs_root, train_experiment
-from cofire.text import rendered
+from cofire.text import markdown, rendered
 
 Result = dict[str, Any]
 """What `cofire train` writes to result.json."""
@@ -89,9 +89,7 @@ class Reproduction:
 
     def to_markdown(self, *, only_run: bool = False) -> str:
         """As a Markdown table, of all rows or of those that were run."""
-        rows = [self.cells(row) for row in self.rows if row.results or not only_run]
-        lines = [self.headings(), ["---"] * len(self.headings()), *rows]
-        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        return markdown(self.headings(), [self.cells(row) for row in self.rows if row.results or not only_run])
 
     def to_json(self) -> dict[str, Any]:
         """Numbers as lists over seeds, with what each was made by."""

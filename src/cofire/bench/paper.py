@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rich.table import Table
-
 from cofire.bench.ours import NAME
 from cofire.bench.peers import PEERS, PYTORCH
 from cofire.bench.results import Result
 from cofire.bench.rounds import ratio_of_medians
 from cofire.bench.run import SLICED, bench, random_plan
 from cofire.paper import paper_tables
+from cofire.text import Grid
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,20 @@ def paper_rows(result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def paper_table(network: str, rows: list[dict[str, Any]]) -> Table:
+def paper_table(network: str, rows: list[dict[str, Any]]) -> Grid:
     """The same for people, in per cent."""
 
     def cell(share: float | None) -> str:
         return "not there" if share is None else f"{100 * share:.1f}"
 
-    table = Table(title=f"{network}: % saved against dense PyTorch, one image", title_justify="left")
-    columns = ("paper: FLOPs", "paper: latency", "here: MACs", "here: latency, sliced", "here: latency, cofire")
-    for column in columns:
-        table.add_column(column, justify="right")
+    cells = []
     for row in rows:
-        here = row["latency_reduction"]
-        paper = (row["paper"]["macs_reduction"], row["paper"]["latency_reduction"])
-        table.add_row(*map(cell, (*paper, row["executed_macs_reduction"], here["sliced"], here[NAME])))
-    return table
+        theirs, here = row["paper"], row["latency_reduction"]
+        shares = (theirs["macs_reduction"], theirs["latency_reduction"], row["executed_macs_reduction"])
+        cells.append([cell(share) for share in (*shares, here["sliced"], here[NAME])])
+    return Grid(
+        title=f"{network}: % saved against dense PyTorch, one image",
+        names=[],
+        numbers=["paper: FLOPs", "paper: latency", "here: MACs", "here: latency, sliced", "here: latency, cofire"],
+        rows=cells,
+    )

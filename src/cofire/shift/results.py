@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from cofire.cost import COLUMNS
 from cofire.evaluation import Report
 from cofire.shift.drift import Drift
 from cofire.shift.paper import paper
 from cofire.strict import structure
-from cofire.text import rendered
+from cofire.text import Grid, rendered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,107 +125,117 @@ class Shift:
         return rendered(self.__rich__())
 
     def __rich__(self) -> Group:
-        parts = [self._clean(), *(part for name in self.points for part in (self._brier(name), self._measures(name)))]
-        with_softmax, without = ([m for m in self.models if self.softmax.get(m) is has] for has in (True, False))
-        if with_softmax and without:
-            parts.append(self._softmax(with_softmax[0], without[0]))
-        return Group(*parts)
+        by_corruption = [grid for name in self.points for grid in (self._brier(name), self._measures(name))]
+        return Group(self._clean(), *by_corruption, *self._softmax())
 
-    def _clean(self) -> Group:
-        table = _table(("model",), ("Brier", "top-1 %", "ECE", *(f"saved %, {column}" for column in COLUMNS)))
+    def to_markdown(self) -> str:
+        """All models on clean images, and the paper's tables: Brier scores by corruption, with and without softmax."""
+        grids = [self._clean(), *map(self._brier, self.points), *self._softmax()]
+        return "\n\n".join(grid.to_markdown() for grid in grids)
+
+    def _clean(self) -> Grid:
+        rows = []
         for model, point in self.clean.items():
             report = point.report
             costs = (_percent(report.reduction[column]) for column in COLUMNS)
-            table.add_row(model, f"{point.brier:.3f}", _percent(report.top1, 2), f"{point.ece:.3f}", *costs)
-        return _titled(f"clean: {self.n} images of {self.data}; MACs saved in three columns", table)
+            rows.append([model, f"{point.brier:.3f}", _percent(report.top1, 2), f"{point.ece:.3f}", *costs])
+        return Grid(
+            title=f"clean: {self.n} images of {self.data}; MACs saved in three columns",
+            names=["model"],
+            numbers=["Brier", "top-1 %", "ECE", *(f"saved %, {column}" for column in COLUMNS)],
+            rows=rows,
+        )
 
-    def _brier(self, name: str) -> Group:
+    def _brier(self, name: str) -> Grid:
         """The paper's form: a row for each severity, a column for each model; the paper's own beside."""
-        rows = paper().rows(self.data, name)
-        published = ("dense", "FTWT", "Taylor", "uniform") if rows else ()
-        table = _table(("severity",), (*self.models, *(f"paper: {what}" for what in published)))
+        known = paper().rows(self.data, name)
+        published = ("dense", "FTWT", "Taylor", "uniform") if known else ()
+        rows = []
         for points in zip(*self.points[name].values(), strict=True):
             severity = points[0].severity
-            row = rows.get(severity)
+            row = known.get(severity)
             theirs = (row.dense, row.ftwt, row.taylor, row.uniform) if row else (None,) * len(published)
-            table.add_row(f"{severity:g}", *(f"{point.brier:.3f}" for point in points), *map(_published, theirs))
-        note = f"; the paper's are of {paper().network}" if rows else ""
-        return _titled(f"{name}: Brier score, 0 to 2, by severity: {self.units[name]}{note}", table)
+            rows.append([f"{severity:g}", *(f"{point.brier:.3f}" for point in points), *map(_published, theirs)])
+        note = f"; the paper's are of {paper().network}" if known else ""
+        return Grid(
+            title=f"{name}: Brier score, 0 to 2, by severity: {self.units[name]}{note}",
+            names=["severity"],
+            numbers=[*self.models, *(f"paper: {what}" for what in published)],
+            rows=rows,
+        )
 
-    def _measures(self, name: str) -> Group:
-        drifts = ("keep rate %", "flipped %", "routes %")
-        table = _table(("model",), ("severity", "top-1 %", "ECE", "saved %", *drifts))
+    def _measures(self, name: str) -> Grid:
+        rows: list[list[str]] = []
         for model, points in self.points[name].items():
             for point in points:
                 total = point.drift.total if point.drift else None
-                moved = (total.keep_rate, total.flipped, total.routes) if total else ()
-                table.add_row(
-                    model if point is points[0] else "",
-                    f"{point.severity:g}",
-                    _percent(point.report.top1, 2),
-                    f"{point.ece:.3f}",
-                    _percent(point.report.reduction["executed"]),
-                    *map(_percent, moved),
+                moved = map(_percent, (total.keep_rate, total.flipped, total.routes)) if total else [""] * 3
+                rows.append(
+                    [
+                        model if point is points[0] else "",
+                        f"{point.severity:g}",
+                        _percent(point.report.top1, 2),
+                        f"{point.ece:.3f}",
+                        _percent(point.report.reduction["executed"]),
+                        *moved,
+                    ]
                 )
-            table.add_section()
-        title = f"{name}: accuracy, calibration error, MACs saved (executed), and how far from clean the masks are"
-        return _titled(title, table)
+            rows.append([])
+        return Grid(
+            title=f"{name}: accuracy, calibration error, MACs saved (executed), and how far from clean the masks are",
+            names=["model"],
+            numbers=["severity", "top-1 %", "ECE", "saved %", "keep rate %", "flipped %", "routes %"],
+            rows=rows,
+        )
 
-    def _softmax(self, model: str, without: str) -> Group:
-        """The paper's third: heads with and without softmax, the corruptions side by side."""
+    def _softmax(self) -> list[Grid]:
+        """The paper's third: heads with and without softmax, the corruptions side by side; none without such a pair."""
+        having, lacking = ([model for model in self.models if self.softmax.get(model) is has] for has in (True, False))
+        if not (having and lacking):
+            return []
+        pair = (having[0], lacking[0])
         heads: list[str] = []
         columns: list[list[str]] = []
         for name, by_model in self.points.items():
-            severities = [point.severity for point in by_model[model]]
+            severities = [point.severity for point in by_model[pair[0]]]
             heads += [name, "with", "without"]
             columns.append([f"{severity:g}" for severity in severities])
-            columns += [[f"{point.brier:.3f}" for point in by_model[which]] for which in (model, without)]
+            columns += [[f"{point.brier:.3f}" for point in by_model[model]] for model in pair]
             if rows := paper().rows(self.data, name):
                 heads += ["paper: with", "paper: without"]
                 found = [rows.get(severity) for severity in severities]
                 columns.append([_published(row.ftwt if row else None) for row in found])
                 columns.append([_published(row.without_softmax if row else None) for row in found])
-        table = _table((), heads)
-        for cells in zip_longest(*columns, fillvalue=""):
-            table.add_row(*cells)
-        return _titled(f"Brier score with softmax in the heads ({model}) and without ({without})", table)
+        title = f"Brier score with softmax in the heads ({pair[0]}) and without ({pair[1]})"
+        return [Grid(title=title, names=[], numbers=heads, rows=list(zip_longest(*columns, fillvalue="")))]
 
-    def per_class(self, name: str) -> Group:
+    def per_class(self, name: str) -> Grid:
         """Each class, clean and at the highest severity of a corruption: its top-1 beside its compute."""
-        table = _table(("model", "class"), ("n", "top-1 %", "lost", "saved %", "change"))
         worst = 0.0
+        rows: list[list[str]] = []
         for model, points in self.points[name].items():
             shifted = max(points, key=lambda point: point.severity)
             worst = shifted.severity
-            for row, (label, after) in enumerate(shifted.report.per_class.items()):
+            for number, (label, after) in enumerate(shifted.report.per_class.items()):
                 before = self.clean[model].report.per_class[label]
-                table.add_row(
-                    "" if row else model,
-                    self.classes[label],
-                    str(after.n),
-                    _percent(after.top1),
-                    _percent(before.top1 - after.top1),
-                    _percent(after.reduction),
-                    f"{100 * (after.reduction - before.reduction):+.1f}",
+                rows.append(
+                    [
+                        "" if number else model,
+                        self.classes[label],
+                        str(after.n),
+                        _percent(after.top1),
+                        _percent(before.top1 - after.top1),
+                        _percent(after.reduction),
+                        f"{100 * (after.reduction - before.reduction):+.1f}",
+                    ]
                 )
-            table.add_section()
-        return _titled(
-            f"{name} {worst:g}: top-1 and MACs saved (executed) of each class, and the points since clean", table
+            rows.append([])
+        return Grid(
+            title=f"{name} {worst:g}: top-1 and MACs saved (executed) of each class, and the points since clean",
+            names=["model", "class"],
+            numbers=["n", "top-1 %", "lost", "saved %", "change"],
+            rows=rows,
         )
-
-
-def _table(left: Sequence[str], right: Sequence[str]) -> Table:
-    """An empty table; the columns of ``right`` are numbers."""
-    table = Table()
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", vertical="bottom")
-    return table
-
-
-def _titled(title: str, table: Table) -> Group:
-    return Group(Text(title, style="italic"), table, "")
 
 
 def _percent(share: float, digits: int = 1) -> str:

@@ -6,6 +6,7 @@ Shapes: N images.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,20 +187,23 @@ def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel
         why = "Too long for a default: from Python, cofire.analysis.compressibility(gated, decisions, loader)."
         return panels.empty_panel("compressibility", "Compressibility", why)
     loader = _few(run.images, min(_PRUNED_ON, affordable)).loader(run.batch_size)
-    dense, weights = gated, "this run, with all gates open,"
+    start, which = gated_start(run, gated)
+    return panels.compressibility_panel(compressibility(start, decisions, loader), which)
+
+
+def gated_start(run: Run, gated: GatedModel) -> tuple[GatedModel, str]:
+    """What a gated run started from, behind gates of the same groups, or the run itself; and which it is, in words."""
     if (folder := find_dense(run)) is not None:
-        try:
-            groups = set(gated.gates)
-            dense = gate(
+        groups = set(gated.gates)
+        with suppress(CofireError):  # it has been replaced by another model; the run's own weights answer as well
+            start = gate(
                 load(folder),
                 gated.config,
                 filter_fn=lambda unit: unit.group in groups,
                 input_shape=gated.graph.input_shape,
-            ).eval()
-            weights = "the dense run it started from"
-        except CofireError:  # it has been replaced by another model; the run's own weights answer as well
-            dense = gated
-    return panels.compressibility_panel(compressibility(dense, decisions, loader), weights)
+            )
+            return start.eval(), "the dense run it started from"
+    return gated, "this run, with all gates open,"
 
 
 def _heatmaps(run: Run, gated: GatedModel, decisions: Decisions, units: Sequence[str]) -> Iterator[Panel]:

@@ -303,8 +303,8 @@ def _show_measured(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        parts = ["not run; add --run"] if found is None else [f"made on {made_on([found])}\n", table.table(found)]
-        out.print(table.title, *parts, sep="\n", markup=False)
+        typer.echo(table.title)
+        typer.echo(f"made on {made_on([found])}\n\n{table.table(found)}" if found else "not run; add --run")
 
 
 @app.command(name="zoo")

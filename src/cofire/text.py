@@ -29,14 +29,18 @@ class Grid:
         table = Table()
         for name in self.names:
             table.add_column(name, no_wrap=True)
-        for name in self.numbers:
-            table.add_column(name, justify="right", vertical="bottom")
+        for number, name in enumerate(self.numbers, len(self.names)):
+            widest = max((len(row[number]) for row in self.rows if row), default=0)  # headings may fold, numbers never
+            table.add_column(name, justify="right", vertical="bottom", overflow="fold", min_width=widest)
         for row in self.rows:
             if row:
                 table.add_row(*row)
             else:
                 table.add_section()
         return Group(Text(self.title, style="italic"), table, "")
+
+    def __str__(self) -> str:
+        return rendered(self.__rich__())
 
     def to_markdown(self) -> str:
         """Title and table."""

@@ -6,7 +6,7 @@ same backbone, whose decisions hang on the image, are the harder case.
 
 Usage: python benchmarks/free_running.py [--run FOLDER] [--json results/bench_free_running.json]
 
-FOLDER is a gated CIFAR-10 model as `cofire train` leaves it; default: the first below ~/.cache/cofire/runs.
+FOLDER is a gated CIFAR-10 model as `cofire train` leaves it; default: the one of the zoo.
 """
 
 from __future__ import annotations
@@ -25,16 +25,12 @@ from cofire.runtime.engine import Engine
 
 SHARE_LIMIT = 0.005  # of images with a decision that differs
 DISTANCE_LIMIT = 1e-4  # of that decision's logit from the threshold
-RUNS = Path("~/.cache/cofire/runs").expanduser()
 
 
-def trained(folder: Path | None) -> cofire.GatedModel:
-    found = [folder] if folder else sorted(path.parent for path in RUNS.glob("*/model.safetensors"))
-    if not found:
-        raise SystemExit(f"no model below {RUNS}: train one (recipes/), or pass its folder, --run FOLDER")
-    model = cofire.load(found[0])
+def trained(folder: Path) -> cofire.GatedModel:
+    model = cofire.load(folder)
     if not isinstance(model, cofire.GatedModel):
-        raise SystemExit(f"{found[0]} holds a model without gates: pass a gated one, --run FOLDER")
+        raise SystemExit(f"{folder} holds a model without gates: pass a gated one, --run FOLDER")
     return model
 
 
@@ -110,7 +106,7 @@ def compare(model: cofire.GatedModel, images: cofire.data.Images, batch: int = 2
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path)
+    parser.add_argument("--run", type=Path, default=cofire.zoo.folder("resnet20_cifar10_ftwt"))
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -21,7 +21,7 @@ from small import tiny_gated, tiny_plain
 from test_lowering import backbone, cases, gated_as
 from torch import Tensor, nn
 
-from cofire import FTWT, ConfigError, DataError, FileError, GatedModel, cost, trace
+from cofire import FTWT, ConfigError, DataError, FileError, GatedModel, cost, trace, zoo
 from cofire.errors import CompileError
 from cofire.runtime.engine import Engine, compile, load_program
 from cofire.runtime.lowering import lower
@@ -127,6 +127,12 @@ def test_a_backbone_computes_what_pytorch_does(name: str, preset: str) -> None:
     if preset != "plain":
         model = gated_as(model, shape, FTWT.preset(preset) if preset != "default" else FTWT(always=True))
     check_network(compile(model, shape), model, images(3, shape))
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_a_trained_model_computes_what_pytorch_does(name: str) -> None:
+    model = zoo.load(name)
+    check_network(compile(model, (3, 32, 32)), model, images(20, (3, 32, 32)))
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import cofire
 from cofire.analysis import collect, compressibility
+from cofire.analysis.compressibility import Order
 from cofire.analysis.study import gated_start, open_run
 from cofire.files import write_json
 from cofire.provenance import provenance
-
-Order = Literal["l1", "keep rate"]
 
 
 def answers(folder: Path, images: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from cofire.gating import GatedModel
 from cofire.pruning.base import Scores
 from cofire.pruning.l1 import L1, l1_scores
 from cofire.tracing import evaluating
+
+Order = Literal["l1", "keep rate"]
+"""Which filters leave first: those with the smallest weights, or those that run for the fewest images."""
 
 Batches = list[tuple[Tensor, Tensor]]
 RATIOS = tuple(round(0.1 * step, 1) for step in range(1, 10))
@@ -56,7 +59,7 @@ def compressibility(
     *,
     drop: float = 0.02,
     ratios: Sequence[float] = RATIOS,
-    by: Literal["l1", "keep rate"] = "l1",
+    by: Order = "l1",
     text: str = "pruning group by group",
 ) -> Compressibility:
     """Prune each group alone, the same filters for every image, and see how far the others can carry it.
@@ -70,7 +73,7 @@ def compressibility(
         loader: labelled images on which accuracy is measured.
         drop: of top-1 that is accepted, in (0, 1).
         ratios: shares of a group's filters to take away, in (0, 1].
-        by: which leave first: those with the smallest weights, or those that run for the fewest images.
+        by: which filters leave first.
         text: what the progress bar says; empty for none.
     """
     if not 0.0 < drop < 1.0:
@@ -143,12 +146,12 @@ def _labelled(loader: AnyLoader) -> Batches:
     return batches
 
 
-def _scores(gated: GatedModel, decisions: Decisions, by: str) -> Scores:
+def _scores(gated: GatedModel, decisions: Decisions, by: Order) -> Scores:
     if by == "l1":
         return l1_scores(gated.backbone, gated.graph, None, L1(macs=1.0))
     if by == "keep rate":
         return {group: torch.from_numpy(decisions.keep_rate(group)) for group in decisions.groups}
-    raise unknown("order of filters", by, ("l1", "keep rate"))
+    raise unknown("order of filters", by, get_args(Order))
 
 
 def _without_lowest(score_O: Tensor, ratio: float) -> Tensor:

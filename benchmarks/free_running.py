@@ -1,8 +1,8 @@
 """Does the engine decide as PyTorch does? Masks of gated models on the CIFAR-10 test set, both sides running freely.
 
 Of each image whose masks differ, the first decision that does counts: later ones see other inputs. Its logit must be
-all but at the threshold, where rounding decides. Trained heads say the same for most images; heads at random on the
-same backbone, whose decisions hang on the image, are the harder case.
+all but at the threshold, where rounding decides. Heads at random on the same backbone are the harder case:
+more of their decisions hang on the image.
 
 Usage: python benchmarks/free_running.py [--run FOLDER] [--json results/bench_free_running.json]
 

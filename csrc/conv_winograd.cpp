@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kInputs = 160 * 1024;   // floats of transformed inputs in a block
 constexpr int64_t kProducts = 40 * 1024;  // floats of products in a chunk
+constexpr int kFilters = 40 * kMaxRows;   // filters in a chunk
 
 constexpr double kPoints[] = {0, 1, -1, 2, -2, 0.5};  // as in kernels/winograd.cpp
 
@@ -193,44 +194,45 @@ class Winograd final : public AbstractConv {
     void transform_inputs(const ConvCall& call, Range inputs, const Block& block) const {
         for (int phase = 0; phase < int(phases_.size()); ++phase) {
             const Window window{phases_[phase].rows.start, phases_[phase].columns.start, op_.stride.h};
-            for (int k = inputs.begin; k < inputs.end; ++k)
-                leaf_.wino_input(toom_, call.x + int64_t(call.in[k]) * x_.area(), x_, window, across_, block.row,
-                                 block.rows, block.line, block.v + (phase * call.n_in + k) * block.ldv, block.position);
+            leaf_.wino_input(toom_, call.x, call.in + inputs.begin, inputs.end - inputs.begin, x_, window, across_,
+                             block.row, block.rows, block.line,
+                             block.v + (phase * call.n_in + inputs.begin) * block.ldv, block.ldv, block.position);
         }
     }
 
     int64_t multiply(const ConvCall& call, Range filters, const Block& block) const {
         const int tiles = block.rows * across_;
         const int64_t per_filter = positions_ * block.ldv;
-        const int fit = std::max(kMaxRows, int(kProducts / per_filter) / kMaxRows * kMaxRows);
+        const int fit = std::min(std::max(kMaxRows, int(kProducts / per_filter) / kMaxRows * kMaxRows), kFilters);
         int64_t macs = 0;
         for (int begin = filters.begin; begin < filters.end; begin += fit) {
-            const int end = std::min(begin + fit, filters.end);
+            const int* chunk = call.out + begin;
+            const int size = std::min(fit, filters.end - begin);
+            int groups = 0, sizes[kFilters];
+            for (int f = 0; f < size; f += sizes[groups++]) sizes[groups] = group_size(size - f);
             for (int p = 0; p < positions_; ++p) {
-                const float* v = block.v + p * block.position;
+                const float* rows[kFilters + kMaxRows];
+                fill_rows(chunk, size, p, rows);
                 const Table table = this->table(block, kind(p));
-                const float *rows[kMaxRows], *ahead[kMaxRows];
-                for (int f = begin, size; f < end; f += size) {
-                    size = group_size(end - f);
-                    for (int r = 0; r < size; ++r) {
-                        rows[r] = weight_row(p, call.out[f + r]);
-                        const bool last = f + size + r >= end;  // then the next position's first filters come
-                        const int next = last ? std::min(begin + (f + size + r - end), end - 1) : f + size + r;
-                        ahead[r] = weight_row(last && p + 1 < positions_ ? p + 1 : p, call.out[next]);
-                    }
-                    leaf_.gemm(rows, size, table.weights, table.offsets, *table.count, v, tiles,
-                               block.products + (f - begin) * per_filter + p * block.ldv, per_filter, ahead, false);
+                for (int group = 0, f = 0; group < groups; f += sizes[group++]) {
+                    leaf_.gemm(rows + f, sizes[group], table.weights, table.offsets, *table.count,
+                               block.v + p * block.position, tiles, block.products + f * per_filter + p * block.ldv,
+                               per_filter, rows + f + sizes[group], false);
                     call.upcoming->fetch();
                 }
             }
-            for (int f = begin; f < end; ++f)
-                macs += put(call, call.out[f], block, block.products + (f - begin) * per_filter);
+            for (int f = 0; f < size; ++f) macs += put(call, chunk[f], block, block.products + f * per_filter);
         }
         return macs;
     }
 
-    const float* weight_row(int position, int o) const {
-        return weights_.data() + (position * int64_t(y_.c) + o) * ldw_;
+    // The weights of a chunk's filters at a position, and after them what comes then: the next position's first ones.
+    void fill_rows(const int* chunk, int size, int position, const float** rows) const {
+        const int64_t step = y_.c * ldw_;
+        const float* weights = weights_.data() + position * step;
+        for (int f = 0; f < size; ++f) rows[f] = weights + chunk[f] * ldw_;
+        const int64_t next = position + 1 < positions_ ? step : 0;
+        for (int r = 0; r < kMaxRows; ++r) rows[size + r] = rows[std::min(r, size - 1)] + next;
     }
 
     // Products -> pixels of filter o; returns the MACs that a direct conv takes for them.

@@ -52,11 +52,11 @@ struct Leaf {
     void (*gemm_finished)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
                           const Ending& ending, const float* const* ahead, bool far);
 
-    // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of a plane; tiles
-    // are counted along rows, `across` to a row. v[p * ldv + tile] for the a * a positions p; up to 3 more are written
-    // if `across` is no multiple of 4. `room`: wino_room() floats.
-    void (*wino_input)(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
-                       float* room, float* v, int64_t ldv);
+    // Winograd F(m x m, r x r), a = m + r - 1. Takes the tile rows [row, row + rows) of one window of each listed plane
+    // of x; tiles are counted along rows, `across` to a row. v[p * position + k * ldv + tile] for the a * a positions p
+    // and the k-th plane; up to 3 more tiles are written if `across` is no multiple of 4. `room`: wino_room() floats.
+    void (*wino_input)(Toom toom, const float* x, const int* channels, int count, Shape shape, const Window& window,
+                       int across, int row, int rows, float* room, float* v, int64_t ldv, int64_t position);
     // y[i] = the rows * m lines of `width` pixels that the tiles u[p * ldu + tile] make.
     void (*wino_output)(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 

@@ -10,8 +10,8 @@ void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk,
           int64_t ldo, const float* const* ahead, bool far);
 void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
                    const Ending& ending, const float* const* ahead, bool far);
-void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
-                float* room, float* v, int64_t ldv);
+void wino_input(Toom toom, const float* x, const int* channels, int count, Shape shape, const Window& window,
+                int across, int row, int rows, float* room, float* v, int64_t ldv, int64_t position);
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
 void dot(const float* const* w, int rows, int nk, const float* x, int64_t ldx, int count, float* out, int64_t ldo,

@@ -97,27 +97,24 @@ struct Inside {
     }
 };
 
-// out = B' * lines, for the columns inside; zero outside.
+// out = B' * lines; up to a vector past `width` is written.
 template <int M, int R>
-void vertical(const float* const* lines, Inside inside, int length, float* out, int64_t pitch) {
+inline void vertical(const float* const* lines, int width, float* out, int64_t pitch) {
     constexpr int A = M + R - 1;
-    for (int x = 0; x < inside.end - inside.begin; x += kLanes) {
+    for (int x = 0; x < width; x += kLanes) {
         vec d[A], halfway[A];
         for (int i = 0; i < A; ++i) d[i] = load(lines[i] + x);
         forward<M, R>(d, halfway, 1);
-        for (int i = 0; i < A; ++i) store(out + i * pitch + inside.begin + x, halfway[i]);
-    }
-    for (int i = 0; i < A; ++i) {
-        for (int x = 0; x < inside.begin; ++x) out[i * pitch + x] = 0;
-        for (int x = inside.end; x < length; x += kLanes) store(out + i * pitch + x, vec{});
+        for (int i = 0; i < A; ++i) store(out + i * pitch + x, halfway[i]);
     }
 }
 
-// The M columns of the quads of tiles that begin at `from`.
-template <int M>
+// The columns of the quads of tiles that begin at `from`: M of each tile's own, then the first of its right
+// neighbour.
+template <int M, int R>
 inline __attribute__((always_inline)) void columns(const float* const* from, vec* column) {
-    const float* at[kQuads];
     const auto part = [&](int number) {
+        const float* at[kQuads];
         for (int q = 0; q < kQuads; ++q) at[q] = from[q] + 4 * number;
         return load_quads(at);
     };
@@ -129,59 +126,71 @@ inline __attribute__((always_inline)) void columns(const float* const* from, vec
         column[0] = pick<0, 2, 4, 6>(low, high);
         column[1] = pick<1, 3, 5, 7>(low, high);
     }
+    const vec next = part(M);
+    column[M] = pick<1, 2, 3, 4>(column[0], next);
+    if constexpr (R > 2) column[M + 1] = pick<1, 2, 3, 5>(column[1], next);
+    if constexpr (R > 3) column[M + 2] = pick<1, 2, 3, 6>(column[2], next);
 }
 
 template <int M, int R>
-void input_of(const float* plane, Shape shape, const Window& window, int across, int row, int rows, float* room,
-              float* v, int64_t ldv) {
+void input_of(const float* x, const int* channels, int count, Shape shape, const Window& window, int across, int row,
+              int rows, float* room, float* v, int64_t ldv, int64_t position) {
     constexpr int A = M + R - 1;
     const int length = M * across + R - 1;
     const int64_t pitch = wino_pitch(Toom{M, R}, across);
     const Inside inside(shape.w, window, length);
+    const int width = inside.end - inside.begin;
     float *halfway = room, *compact = room + rows * A * pitch, *zeros = compact + A * pitch;
-    for (int x = 0; x < inside.end - inside.begin; x += kLanes) store(zeros + x, vec{});
-    for (int down = 0; down < rows; ++down) {
-        const float* lines[A];
-        for (int i = 0; i < A; ++i) {
-            const int y = window.y + ((row + down) * M + i) * window.stride;
-            lines[i] = plane + int64_t(y) * shape.w + window.x + inside.begin * window.stride;
-            if (y < 0 || y >= shape.h) {
-                lines[i] = zeros;
-            } else if (window.stride > 1) {
-                take(lines[i], window.stride, inside.end - inside.begin, compact + i * pitch);
-                lines[i] = compact + i * pitch;
-            }
+    for (int i = 0; i < width; i += kLanes) store(zeros + i, vec{});
+    const auto clear_right = [&] {
+        for (int line = 0; line < rows * A; ++line)
+            for (int i = inside.end; i < length; i += kLanes) store(halfway + line * pitch + i, vec{});
+    };
+    for (int line = 0; line < rows * A; ++line)
+        for (int i = 0; i < inside.begin; ++i) halfway[line * pitch + i] = 0;
+    clear_right();
+    for (int k = 0; k < count; ++k, v += ldv) {
+        const float* plane = x + int64_t(channels[k]) * shape.h * shape.w;
+        for (int down = 0; down < rows; ++down) {
+            const int top = window.y + (row + down) * M * window.stride;
+            const float *lines[A], *line = plane + int64_t(top) * shape.w + window.x + inside.begin * window.stride;
+            for (int i = 0; i < A; ++i, line += int64_t(window.stride) * shape.w)
+                lines[i] = unsigned(top + i * window.stride) < unsigned(shape.h) ? line : zeros;
+            if (window.stride > 1)
+                for (int i = 0; i < A; ++i) {
+                    if (lines[i] != zeros) take(lines[i], window.stride, width, compact + i * pitch);
+                    if (lines[i] != zeros) lines[i] = compact + i * pitch;
+                }
+            vertical<M, R>(lines, width, halfway + down * A * pitch + inside.begin, pitch);
         }
-        vertical<M, R>(lines, inside, length, halfway + down * A * pitch, pitch);
-    }
-    const int quads = (across + 3) / 4;  // in a tile row
-    int down = 0, number = 0;            // of the next quad: its tile row, and its place in there
-    for (int first = 0; first < rows * quads; first += kQuads) {
-        const float *from[kQuads], *right[kQuads];
-        int64_t tile[kQuads];
-        for (int q = 0; q < kQuads; ++q) {
-            from[q] = halfway + down * A * pitch + number * 4 * M;
-            tile[q] = int64_t(down) * across + number * 4;
-            if (++number == quads && first + q + 1 < rows * quads) number = 0, ++down;
-        }
-        // Quads that follow each other in v are stored as one.
-        const bool whole =
-            across % 4 == 0 || (first + kQuads <= rows * quads && tile[kQuads - 1] == tile[0] + kLanes - 4);
-        for (int i = 0; i < A; ++i) {
-            vec d[2 * M], out[A];
-            columns<M>(from, d);
-            for (int q = 0; q < kQuads; ++q) right[q] = from[q] + M;
-            columns<M>(right, d + M);
-            forward<M, R>(d, out, 1);
-            for (int j = 0; j < A; ++j) {
-                float* to = v + (i * A + j) * ldv;
-                if (whole)
-                    store(to + tile[0], out[j]);
-                else
-                    for (int q = 0; q < kQuads; ++q)  // a quad runs over into the next row, whose own comes after
-                        if (first + q < rows * quads) store4(to + tile[q], quad(out[j], q));
+        if (width % kLanes) clear_right();
+        const int quads = (across + 3) / 4;  // in a tile row
+        int down = 0, number = 0;            // of the next quad: its tile row, and its place in there
+        for (int first = 0; first < rows * quads; first += kQuads) {
+            const float* from[kQuads];
+            int64_t tile[kQuads];
+            for (int q = 0; q < kQuads; ++q) {
+                from[q] = halfway + down * A * pitch + number * 4 * M;
+                tile[q] = int64_t(down) * across + number * 4;
+                if (++number == quads && first + q + 1 < rows * quads) number = 0, ++down;
             }
-            for (int q = 0; q < kQuads; ++q) from[q] += pitch;
+            // Quads that follow each other in v are stored as one.
+            const bool whole =
+                across % 4 == 0 || (first + kQuads <= rows * quads && tile[kQuads - 1] == tile[0] + kLanes - 4);
+            float* to = v;
+            for (int i = 0; i < A; ++i) {
+                vec d[M + R - 1], out[A];
+                columns<M, R>(from, d);
+                forward<M, R>(d, out, 1);
+                for (int j = 0; j < A; ++j, to += position) {
+                    if (whole)
+                        store(to + tile[0], out[j]);
+                    else
+                        for (int q = 0; q < kQuads; ++q)  // a quad runs over into the next row, whose own comes after
+                            if (first + q < rows * quads) store4(to + tile[q], quad(out[j], q));
+                }
+                for (int q = 0; q < kQuads; ++q) from[q] += pitch;
+            }
         }
     }
 }
@@ -190,7 +199,13 @@ template <int M, int R>
 void output_of(const float* u, int64_t ldu, int across, int rows, int width, float* y) {
     constexpr int A = M + R - 1;
     const int last = width - M * (across - 1);  // columns of the last tile in a row
-    int tile_x = 0, tile_y = 0;                 // of the next tile to be stored
+    const bool whole_quads = across % 4 == 0 && last == M;
+    int tile_x = 0;            // of the next tile to be stored,
+    float *line = y, *to = y;  // its tile row, and its corner there
+    const auto step = [&](int tiles) {
+        tile_x += tiles, to += tiles * M;
+        if (tile_x == across) tile_x = 0, to = line += M * int64_t(width);
+    };
     for (int tile = 0; tile < rows * across; tile += kLanes) {
         vec d[A], half[M * A], pixels[M * M];
         for (int j = 0; j < A; ++j) {
@@ -212,29 +227,37 @@ void output_of(const float* u, int64_t ldu, int across, int rows, int width, flo
                 line[0] = low;
             }
         }
-        const int count = rows * across - tile < kLanes ? rows * across - tile : kLanes;
-        for (int t = 0; t < count; ++t) {
-            const float* from = reinterpret_cast<const float*>(pixels + t % 4 * M / 4) + t / 4 * 4 + t * M % 4;
-            float* to = y + (int64_t(tile_y) * width + tile_x) * M;
-            for (int i = 0; i < M; ++i, from += M * kLanes, to += width)
-                if (tile_x + 1 < across || last == M)
-                    __builtin_memcpy(to, from, M * sizeof(float));
+        if (whole_quads) {
+            for (int q = 0; q < kQuads && tile + 4 * q < rows * across; ++q, step(4))
+                for (int i = 0; i < M; ++i)
+                    for (int j = 0; j < M; ++j) store4(to + i * int64_t(width) + 4 * j, quad(pixels[i * M + j], q));
+            continue;
+        }
+#pragma GCC unroll 16
+        for (int t = 0; t < kLanes; ++t, step(1)) {
+            if (tile + t == rows * across) break;
+            const int count = tile_x + 1 == across ? last : M;
+            for (int i = 0; i < M; ++i) {
+                const vec4 piece = quad(pixels[i * M + t % 4 * M / 4], t / 4);
+                const float* from = reinterpret_cast<const float*>(&piece) + t * M % 4;
+                if (count == M)
+                    __builtin_memcpy(to + i * int64_t(width), from, M * sizeof(float));
                 else
-                    for (int j = 0; j < last; ++j) to[j] = from[j];
-            if (++tile_x == across) tile_x = 0, ++tile_y;
+                    for (int j = 0; j < count; ++j) to[i * int64_t(width) + j] = from[j];
+            }
         }
     }
 }
 
 }  // namespace
 
-void wino_input(Toom toom, const float* plane, Shape shape, const Window& window, int across, int row, int rows,
-                float* room, float* v, int64_t ldv) {
+void wino_input(Toom toom, const float* x, const int* channels, int count, Shape shape, const Window& window,
+                int across, int row, int rows, float* room, float* v, int64_t ldv, int64_t position) {
     const auto run = toom.m == 2 ? (toom.r == 2 ? input_of<2, 2> : input_of<2, 3>)
                                  : (toom.r == 2   ? input_of<4, 2>
                                     : toom.r == 3 ? input_of<4, 3>
                                                   : input_of<4, 4>);
-    run(plane, shape, window, across, row, rows, room, v, ldv);
+    run(x, channels, count, shape, window, across, row, rows, room, v, ldv, position);
 }
 
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y) {

@@ -42,6 +42,7 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
           const float* const* ahead) {
     vec sum[Rows][Vectors] = {};
     const float* row[Rows];
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) row[r] = w[r], end.prepare(r);
     for (int begin = 0; begin < nk; begin += kChunk) {
         const int stop = begin + kChunk < nk ? begin + kChunk : nk;

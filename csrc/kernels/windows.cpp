@@ -58,14 +58,14 @@ void depthwise(const float* x, int pitch, const int* at, const float* w, int tap
 
 namespace {
 
-// [0, x0, x1, ...]
-inline vec shifted(vec x) {
+// [before, x0, x1, ...]
+inline vec shifted(vec x, vec before) {
 #if defined(__AVX512F__)
-    return __builtin_shufflevector(x, vec{}, 16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
+    return __builtin_shufflevector(x, before, 16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14);
 #elif defined(__AVX__)
-    return __builtin_shufflevector(x, vec{}, 8, 0, 1, 2, 3, 4, 5, 6);
+    return __builtin_shufflevector(x, before, 8, 0, 1, 2, 3, 4, 5, 6);
 #else
-    return __builtin_shufflevector(x, vec{}, 4, 0, 1, 2);
+    return __builtin_shufflevector(x, before, 4, 0, 1, 2);
 #endif
 }
 
@@ -90,7 +90,7 @@ struct Three {
     Three(const float* line, int i, bool first) {
         if constexpr (Stride == 1) {
             const float* from = line + i;
-            tap[0] = !Padded ? load(from) : first ? shifted(load(from)) : load(from - 1);
+            tap[0] = !Padded ? load(from) : first ? shifted(load(from), vec{}) : load(from - 1);
             tap[1] = load(from + !Padded);
             tap[2] = load(from + 1 + !Padded);
         } else {
@@ -99,7 +99,7 @@ struct Three {
             tap[Padded] = here.even;
             tap[Padded + 1] = here.odd;
             if (Padded)
-                tap[0] = first ? shifted(here.odd) : Halves(from - 2).odd;
+                tap[0] = shifted(here.odd, first ? vec{} : splat(from[-1]));
             else
                 tap[2] = Halves(from + 2).even;
         }
@@ -130,47 +130,66 @@ vec strip(const Window& window, int i, vec best) {
     const vec beyond = lane_numbers() - float((window.shape.w + Padded - 3) / Stride - i);  // above 0: no last tap
     const int width = window.out.w, outputs = window.out.h, height = window.shape.h, pitch = window.shape.w;
     const float *line = window.x, *zeros = window.zeros;
-    float *y = window.y + i, *const stop = window.y + window.out.area();
-    int row = -window.top_padding;
-    const auto next_taps = [&] {
-        Taps taps(row >= 0 && row < height ? line : zeros, i, First);
-        if constexpr (Last) taps.tap[2] = beyond > 0 ? vec{} : taps.tap[2];
+    int row = -window.top_padding;  // of the line that is read next
+    const auto next_line = [&] {
+        const float* from = row >= 0 && row < height ? line : zeros;
         if (row++ >= 0) line += pitch;
+        return from;
+    };
+    const auto taps_of = [&](const float* from) __attribute__((always_inline)) {
+        Taps taps(from, i, First);
+        if constexpr (Last) taps.tap[2] = beyond > 0 ? vec{} : taps.tap[2];
         return taps;
     };
-    const auto plus = [&](vec sum, int of, const Taps& taps) {
+    const auto plus = [&](vec sum, int of, const Taps& taps) __attribute__((always_inline)) {
         for (int t = 0; t < 3; ++t) sum += weight[3 * of + t] * taps.tap[t];
         return sum;
     };
-    const auto write = [&](vec sum) {
+    const auto finished = [&](vec sum) __attribute__((always_inline)) {
         const vec value = min(max(sum, low), high);
+        best = max(best, value);
+        return value;
+    };
+    float *y = window.y + i, *const stop = window.y + window.out.area();
+    const auto write = [&](vec value) {
         if (!Last || stop - y >= kLanes)
-            store(y, value);  // what is too much belongs to the plane's next lines, which come later
+            store(y, value);
         else
             for (int lane = 0; lane < stop - y; ++lane) y[lane] = value[lane];
         y += width;
-        best = max(best, !Last || width >= kLanes ? value : (lane_numbers() < float(width) ? value : best));
     };
-    vec next = plus(bias, 0, next_taps());
+    // Outputs that are stored whole, for what is too much belongs to the plane's next lines, which come later; of
+    // these, the ones whose lines lie inside come first, without asking.
+    const int room = int(stop - y) - kLanes, whole = !Last ? outputs : room < 0 ? 0 : room / width + 1;
+    vec next = plus(bias, 0, taps_of(next_line()));
+    int output = 0;
     if constexpr (Stride == 1) {
-        const Taps second = next_taps();
+        const Taps second = taps_of(next_line());
         vec after = plus(bias, 0, second);
         next = plus(next, 1, second);
-        for (int output = 0; output < outputs; ++output) {
-            const Taps taps = next_taps();
+        const auto value = [&](const float* from) __attribute__((always_inline)) {
+            const Taps taps = taps_of(from);
             const vec sum = plus(next, 2, taps);
             next = plus(after, 1, taps), after = plus(bias, 0, taps);
-            write(sum);
-        }
+            return finished(sum);
+        };
+        for (; output < whole && row < height; ++output, ++row, line += pitch, y += width) store(y, value(line));
+        for (; output < outputs; ++output) write(value(next_line()));
     } else {
-        for (int output = 0; output < outputs; ++output) {
-            const vec half = plus(next, 1, next_taps());
-            const Taps taps = next_taps();
+        const auto value = [&](const float* middle, const float* below) __attribute__((always_inline)) {
+            const vec half = plus(next, 1, taps_of(middle));
+            const Taps taps = taps_of(below);
             next = plus(bias, 0, taps);
-            write(plus(half, 2, taps));
+            return finished(plus(half, 2, taps));
+        };
+        for (; output < whole && row + 1 < height; ++output, row += 2, line += 2 * pitch, y += width)
+            store(y, value(line, line + pitch));
+        for (; output < outputs; ++output) {
+            const float* middle = next_line();
+            write(value(middle, next_line()));
         }
     }
-    return best;
+    return Last && width < kLanes ? (lane_numbers() < float(width) ? best : splat(kLowest)) : best;
 }
 
 template <int Stride, bool Padded>
@@ -195,26 +214,28 @@ vec line_by_line(const Window& window) {
             const int row = line * Stride - window.top_padding + k;
             lines[k] = row >= 0 && row < shape.h ? window.x + int64_t(row) * shape.w : window.zeros;
         }
-        const auto sum = [&](int i, auto blank) {
+        const auto sum = [&](int i, bool first, auto blank) __attribute__((always_inline)) {
             vec part[3] = {splat(window.bias)};  // one sum would wait for itself nine times
 #pragma GCC unroll 3
             for (int k = 0; k < 3; ++k) {
-                const Three<Stride, Padded> three(lines[k], i, i == 0);
+                const Three<Stride, Padded> three(lines[k], i, first);
                 part[k] += weight[3 * k] * three.tap[0];
                 part[k] += weight[3 * k + 1] * three.tap[1];
                 part[k] += weight[3 * k + 2] * blank(three.tap[2]);
             }
             return act(part[0] + part[1] + part[2]);
         };
-        int i = 0;
-        for (; i + kLanes < out.w; i += kLanes) {
+        const auto write = [&](int i, vec value) __attribute__((always_inline)) {
             __builtin_prefetch(y + i + kSoon, 1);
-            const vec value = sum(i, [](vec x) { return x; });
             store(y + i, value);
             best = max(best, value);
-        }
+        };
+        const auto whole = [](vec x) { return x; };
+        write(0, sum(0, true, whole));
+        int i = kLanes;
+        for (; i + kLanes < out.w; i += kLanes) write(i, sum(i, false, whole));
         const float inside = float((shape.w + Padded - 3) / Stride - i);  // the last output whose last tap is inside
-        const vec value = sum(i, [&](vec x) { return lane_numbers() > inside ? vec{} : x; });
+        const vec value = sum(i, false, [&](vec x) { return lane_numbers() > inside ? vec{} : x; });
         best = max(best, lane_numbers() < float(out.w - i) ? value : best);
         if ((out.h - line) * out.w - i >= kLanes)
             store(y + i, value);  // what is too much belongs to the plane's next lines, which come later

@@ -6,12 +6,14 @@ Usage: python results/table.py           prints them
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cofire.measured import MEASURED
 from cofire.reproduce import reproduce
+from cofire.text import markdown
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -19,13 +21,28 @@ DOCUMENTS = {
     ROOT / "README.md": ("cifar10", "imagenet"),
     ROOT / "docs" / "reproduce.md": ("options",),
     ROOT / "docs" / "shift.md": ("shift",),
+    ROOT / "docs" / "engine.md": ("engine",),
 }
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
 
 
 def tables(names: Sequence[str]) -> str:
-    found = [measured(name) if name in MEASURED else trained(name) for name in names]
+    found = [engine() if name == "engine" else measured(name) if name in MEASURED else trained(name) for name in names]
     return "\n\n".join(filter(None, found))
+
+
+def engine() -> str:
+    """What `benchmarks/latency.py` found; bold: within its limit."""
+    networks = json.loads((HERE / "bench_latency.json").read_text(encoding="utf-8"))["networks"]
+    shares = sorted({row["macs"] for found in networks.values() for row in found["rows"]}, reverse=True)
+    rows = []
+    for name, found in networks.items():
+        cell = {row["macs"]: f"{row['middle']:.3f}" for row in found["rows"]}
+        cell |= {row["macs"]: f"**{cell[row['macs']]}**" for row in found["rows"] if row["middle"] <= row["limit"]}
+        against = sorted({run["fastest_dense"] for run in found["runs"]})
+        pixels = found["runs"][0]["input_shape"][-1]
+        rows.append([f"{name}, {pixels}", *(cell.get(share, "") for share in shares), ", ".join(against)])
+    return markdown(["network, pixels", "dense", *(f"{100 * s:.0f} % of MACs" for s in shares[1:]), "against"], rows)
 
 
 def trained(name: str) -> str:

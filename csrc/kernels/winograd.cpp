@@ -158,8 +158,9 @@ void input_of(const float* x, const int* channels, int count, Shape shape, const
                 lines[i] = unsigned(top + i * window.stride) < unsigned(shape.h) ? line : zeros;
             if (window.stride > 1)
                 for (int i = 0; i < A; ++i) {
-                    if (lines[i] != zeros) take(lines[i], window.stride, width, compact + i * pitch);
-                    if (lines[i] != zeros) lines[i] = compact + i * pitch;
+                    if (lines[i] == zeros) continue;
+                    take(lines[i], window.stride, width, compact + i * pitch);
+                    lines[i] = compact + i * pitch;
                 }
             vertical<M, R>(lines, width, halfway + down * A * pitch + inside.begin, pitch);
         }

@@ -4,18 +4,18 @@
 // size: every input counts as four here. A phase with fewer taps has no products at infinity, the last row or column of
 // positions.
 //
-// Tile rows are taken in blocks whose transformed inputs stay in the L2 cache; filters in chunks whose products do.
-// Within a chunk the tile positions come first: then a position's inputs stay in the L1 cache while its weights stream
-// by once.
+// Tile rows are taken in blocks, filters in chunks, and within a chunk the tile positions come first: a position's
+// inputs stay near while its weights stream by, once per block. Blocks and chunks are so large that most convs are one
+// of each: transformed inputs and products pass through the L3 cache once, where weights would once per block.
 #include "conv_common.h"
 
 namespace cofire {
 
 namespace {
 
-constexpr int64_t kInputs = 160 * 1024;   // floats of transformed inputs in a block
-constexpr int64_t kProducts = 40 * 1024;  // floats of products in a chunk
-constexpr int kFilters = 40 * kMaxRows;   // filters in a chunk
+constexpr int64_t kInputs = 640 * 1024;    // floats of transformed inputs in a block
+constexpr int64_t kProducts = 640 * 1024;  // floats of products in a chunk
+constexpr int kFilters = 86 * kMaxRows;    // filters in a chunk
 
 constexpr double kPoints[] = {0, 1, -1, 2, -2, 0.5};  // as in kernels/winograd.cpp
 
@@ -184,9 +184,13 @@ class Winograd final : public AbstractConv {
 
     int fewest_rows() const { return std::min(std::max(kLine / across_, 1), down_); }
     int64_t inputs_room() const {
-        return std::max(kInputs, inputs_size(x_.c * int(phases_.size()), fewest_rows())) + kSlack;
+        const int inputs = x_.c * int(phases_.size());
+        return std::min(std::max(kInputs, inputs_size(inputs, fewest_rows())), inputs_size(inputs, down_)) + kSlack;
     }
-    int64_t products_room() const { return kProducts + kMaxRows * positions_ * pitch(down_) + kSlack; }
+    int64_t products_room() const {
+        const int64_t per_filter = positions_ * pitch(down_);
+        return std::min(std::max(kProducts, kMaxRows * per_filter), y_.c * per_filter) + kSlack;
+    }
     int64_t line_room() const {
         return up(wino_room(toom_, across_, down_), kLine) + int64_t(toom_.m) * toom_.m * across_ * down_ + kSlack;
     }

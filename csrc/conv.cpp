@@ -109,13 +109,13 @@ std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
     return found;
 }
 
-std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x,
-                                        Shape y) {
+std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y,
+                                        Shelf& shelf) {
     if (algorithm == "ref") return std::make_unique<Reference>(op, x, y);
-    if (algorithm == "wino4" && is_winograd(4, op)) return make_winograd(4, leaf, op, x, y);
-    if (algorithm == "wino2" && is_winograd(2, op)) return make_winograd(2, leaf, op, x, y);
-    if (algorithm == "gemm") return make_gemm(leaf, op, x, y);
-    if (algorithm == "im2col" && op.groups == 1) return make_im2col(leaf, op, x, y);
+    if (algorithm == "wino4" && is_winograd(4, op)) return make_winograd(4, leaf, op, x, y, shelf);
+    if (algorithm == "wino2" && is_winograd(2, op)) return make_winograd(2, leaf, op, x, y, shelf);
+    if (algorithm == "gemm") return make_gemm(leaf, op, x, y, shelf);
+    if (algorithm == "im2col" && op.groups == 1) return make_im2col(leaf, op, x, y, shelf);
     if (algorithm == "dot" && op.groups == 1 && y.area() <= kFewPixels) return make_dot(leaf, op, x, y);
     if (algorithm == "depthwise" && is_depthwise(op, x, y)) return make_depthwise(leaf, op, x, y);
     throw std::runtime_error("conv '" + op.name + "' cannot run with algorithm '" + algorithm + "'");

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "floats.h"
 #include "kernels/leaf.h"
 #include "program.h"
 #include "team.h"
@@ -72,7 +73,9 @@ class AbstractConv {
 // The algorithms that can run an op, likely best first; "ref" always is last.
 std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y);
 
-// Prepares a conv; `leaf` is not used by "ref". The op must outlive it.
-std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y);
+// Prepares a conv, with its weights on the shelf if it lays them out anew; `leaf` is not used by "ref". The op and the
+// shelf must outlive it.
+std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y,
+                                        Shelf& shelf);
 
 }  // namespace cofire

@@ -9,30 +9,30 @@ namespace {
 // The weights of each filter in a row, rows a little apart.
 class WeightRows {
    public:
-    WeightRows(const Op& op, Shape x, Shape y)
+    WeightRows(const Op& op, Shape x, Shape y, Shelf& shelf)
         : inputs_(x.c / op.groups),
           length_(inputs_ * op.kernel.h * op.kernel.w),
           pitch_(odd_lines(length_)),
-          weights_(y.c * pitch_ + kSlack) {
-        for (int o = 0; o < y.c; ++o)
-            std::copy_n(op.weight + int64_t(o) * length_, length_, weights_.data() + o * pitch_);
+          size_(y.c * pitch_ + kSlack),
+          weights_(shelf.take(size_)) {
+        for (int o = 0; o < y.c; ++o) std::copy_n(op.weight + int64_t(o) * length_, length_, weights_ + o * pitch_);
     }
 
     int inputs() const { return inputs_; }  // that a filter reads
-    Stretch all() const { return {weights_.data(), weights_.size()}; }
+    Stretch all() const { return {weights_, size_}; }
 
     // Rows of the filters [f, f + size) of a call, and of those that come next before `end`.
     void rows(const ConvCall& call, int f, int size, int end, const float** rows, const float** ahead) const {
         for (int r = 0; r < size; ++r) {
-            rows[r] = weights_.data() + call.out[f + r] * pitch_;
-            ahead[r] = weights_.data() + call.out[std::min(f + size + r, end - 1)] * pitch_;
+            rows[r] = weights_ + call.out[f + r] * pitch_;
+            ahead[r] = weights_ + call.out[std::min(f + size + r, end - 1)] * pitch_;
         }
     }
 
    private:
     int inputs_, length_;
-    int64_t pitch_;
-    Floats weights_;
+    int64_t pitch_, size_;
+    float* weights_;
 };
 
 constexpr int kNarrow = 8;
@@ -45,14 +45,14 @@ constexpr int kFewestColumns = 96, kMostColumns = 512;
 // and a place in the cache of its own.
 class Gemm final : public AbstractConv {
    public:
-    Gemm(const Leaf& leaf, const Op& op, Shape x, Shape y)
+    Gemm(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf)
         : leaf_(leaf),
           op_(op),
           x_(x),
           y_(y),
           phases_(op, x, y),
           taps_(op.kernel.h * op.kernel.w),
-          weights_(op, x, y),
+          weights_(op, x, y, shelf),
           splits_(!lies_as_output(op, x, y)),
           plane_size_(odd_lines(phases_.size())) {
         const bool gapless = !splits_ || y.h == 1 || phases_.pitch() == y.w;
@@ -137,12 +137,21 @@ class Gemm final : public AbstractConv {
             const Lines lines = lines_ > 1
                                     ? Lines{begin * int64_t(pitch_), begin * int64_t(length_), count, pitch_, length_}
                                     : Lines{splits_ ? begin : 0, begin, 1, count, count};
-            if (!splits_)
-                for (int k = 0; k < table.nk; ++k)
-                    leaf_.take(call.x + int64_t(table.in[k]) * x_.area() + begin, 1, count, table.x + table.xk[k]);
+            if (!splits_) copy_block(call, table, begin, count);
             macs += multiply_block(call, {filters.begin + part.begin, filters.begin + part.end}, table, sums, lines);
         }
         return macs;
+    }
+
+    // `count` pixels of each input, from `begin` on. The next input's come meanwhile: planes are far apart, each would
+    // begin with a wait for memory.
+    void copy_block(const ConvCall& call, const Table& table, int begin, int count) const {
+        const auto pixels = [&](int k) { return call.x + int64_t(table.in[k]) * x_.area() + begin; };
+        for (int k = 0; k < table.nk; ++k) {
+            const float* next = pixels(std::min(k + 1, table.nk - 1));
+            for (int i = 0; i < count; i += kLine) __builtin_prefetch(next + i);
+            leaf_.take(pixels(k), 1, count, table.x + table.xk[k]);
+        }
     }
 
     struct Lines {
@@ -204,7 +213,7 @@ class Gemm final : public AbstractConv {
 // The few columns that are left over are dot products along the weights, as in Dot.
 class Im2col final : public AbstractConv {
    public:
-    Im2col(const Leaf& leaf, const Op& op, Shape x, Shape y)
+    Im2col(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf)
         : leaf_(leaf),
           op_(op),
           x_(x),
@@ -213,7 +222,7 @@ class Im2col final : public AbstractConv {
           taps_(op.kernel.h * op.kernel.w),
           plain_(lies_as_output(op, x, y)),
           pixels_(plain_ || y.w >= kNarrow ? std::vector<int>() : pixels_of(op, x, y)),
-          weights_(op, x, y),
+          weights_(op, x, y, shelf),
           width_(2 * leaf.lanes),
           over_(y.area() % width_ <= 4 && y.area() > width_ ? y.area() % width_ : 0),
           panels_((y.area() - over_ + width_ - 1) / width_) {}
@@ -322,11 +331,11 @@ class Im2col final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return std::make_unique<Gemm>(leaf, op, x, y);
+std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
+    return std::make_unique<Gemm>(leaf, op, x, y, shelf);
 }
-std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return std::make_unique<Im2col>(leaf, op, x, y);
+std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
+    return std::make_unique<Im2col>(leaf, op, x, y, shelf);
 }
 
 }  // namespace cofire

@@ -50,7 +50,7 @@ std::vector<Taps> taps_by_phase(int kernel, int stride, int padding) {
 
 class Winograd final : public AbstractConv {
    public:
-    Winograd(Toom toom, const Leaf& leaf, const Op& op, Shape x, Shape y)
+    Winograd(Toom toom, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf)
         : toom_(toom),
           positions_(toom.a() * toom.a()),
           leaf_(leaf),
@@ -63,7 +63,7 @@ class Winograd final : public AbstractConv {
             for (const Taps& columns : taps_by_phase(op.kernel.w, op.stride.w, op.padding.left))
                 phases_.push_back({rows, columns});
         ldw_ = odd_lines(int64_t(phases_.size()) * x.c);
-        weights_ = Floats(positions_ * y.c * ldw_ + kSlack);
+        weights_ = shelf.take(weights_size());
         const auto g = weight_matrix(toom);
         for (int o = 0; o < y.c; ++o)
             for (int phase = 0; phase < int(phases_.size()); ++phase)
@@ -72,7 +72,7 @@ class Winograd final : public AbstractConv {
 
     const char* name() const override { return toom_.m == 4 ? "wino4" : "wino2"; }
 
-    Stretch weights() const override { return {weights_.data(), weights_.size()}; }
+    Stretch weights() const override { return {weights_, weights_size()}; }
 
     int64_t room(int threads) const override {
         return tables_room() + (apart(threads) ? threads : 1) * inputs_room() +
@@ -138,6 +138,8 @@ class Winograd final : public AbstractConv {
                 weights_[((p * toom_.a() + q) * int64_t(y_.c) + o) * ldw_ + phase * x_.c + i] = float(sum);
             }
     }
+
+    int64_t weights_size() const { return positions_ * y_.c * ldw_ + kSlack; }
 
     int kind(int position) const {
         const int last = toom_.a() - 1;
@@ -233,7 +235,7 @@ class Winograd final : public AbstractConv {
     // The weights of a chunk's filters at a position, and after them what comes then: the next position's first ones.
     void fill_rows(const int* chunk, int size, int position, const float** rows) const {
         const int64_t step = y_.c * ldw_;
-        const float* weights = weights_.data() + position * step;
+        const float* weights = weights_ + position * step;
         for (int f = 0; f < size; ++f) rows[f] = weights + chunk[f] * ldw_;
         const int64_t next = position + 1 < positions_ ? step : 0;
         for (int r = 0; r < kMaxRows; ++r) rows[size + r] = rows[std::min(r, size - 1)] + next;
@@ -258,13 +260,13 @@ class Winograd final : public AbstractConv {
     const int across_, down_;  // tiles
     std::vector<Phase> phases_;
     int64_t ldw_;
-    Floats weights_;  // (position, filter, input of a phase)
+    float* weights_;  // (position, filter, input of a phase)
 };
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, leaf, op, x, y);
+std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
+    return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, leaf, op, x, y, shelf);
 }
 
 }  // namespace cofire

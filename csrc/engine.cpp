@@ -122,7 +122,7 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
         prepared.convs.push_back(nullptr);
         if (ops[i].kind == Kind::conv)
             prepared.convs[i] = make_conv(state_->algorithms[i], *leaf, ops[i], prepared.program.buffers[ops[i].src[0]],
-                                          prepared.program.buffers[ops[i].dst]);
+                                          prepared.program.buffers[ops[i].dst], prepared.shelf);
     }
 }
 

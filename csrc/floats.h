@@ -1,4 +1,4 @@
-// Memory for the inner loops: zeroed, aligned to cache lines, on huge pages where it is large.
+// Memory for the inner loops: zeroed, aligned to cache lines, on huge pages where it is large or shares them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,8 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -41,6 +43,35 @@ class Floats {
     };
     std::unique_ptr<float[], Free> data_;
     int64_t size_ = 0;
+};
+
+// Many arrays side by side, so that small ones lie on huge pages too: a network of small convs would need thousands of
+// others, whose addresses no CPU remembers from one image to the next. They live as long as the shelf.
+class Shelf {
+   public:
+    float* take(int64_t size) {
+        size = whole(size, 16);
+        if (size > left_) {
+            chunks_.emplace_back(whole(size, kChunk));
+            const int64_t spare = chunks_.back().size() - size;
+            if (spare <= left_) return chunks_.back().data();
+            next_ = chunks_.back().data(), left_ = spare + size;
+        }
+        left_ -= size;
+        return std::exchange(next_, next_ + size);
+    }
+
+   private:
+#if defined(__SANITIZE_ADDRESS__)
+    static constexpr int64_t kChunk = 16;  // each array on its own: the sanitizer sees where it ends
+#else
+    static constexpr int64_t kChunk = 512 * 1024;  // floats of a huge page
+#endif
+    static int64_t whole(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
+
+    std::vector<Floats> chunks_;
+    float* next_ = nullptr;
+    int64_t left_ = 0;
 };
 
 }  // namespace cofire

@@ -52,11 +52,12 @@ void Channels::list_on() {
 
 Image::Image(const Prepared& prepared, int threads)
     : prepared_(prepared),
-      arena_(prepared.plan.arena + kSlack),
-      room_(prepared.room(threads)),
-      pooled_(up(widest(prepared.program), kLine) + kSlack),
-      softmax_(threads * pooled_.size()),
-      logits_(pooled_.size()),
+      wide_(up(widest(prepared.program), kLine) + kSlack),
+      arena_(shelf_.take(prepared.plan.arena + kSlack)),
+      room_(shelf_.take(prepared.room(threads))),
+      pooled_(shelf_.take(wide_)),
+      softmax_(shelf_.take(threads * wide_)),
+      logits_(shelf_.take(wide_)),
       macs_(2 * threads * kLine) {
     const Program& program = prepared.program;
     const int most = widest(program);
@@ -102,7 +103,7 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
         member.meet();
         const Channels& live = live_[op.dst];
         const Range mine = member.share(live.count);
-        float* line = op.kind == Kind::pool ? room_.data() + member.thread * prepared_.pool_room(op) : nullptr;
+        float* line = op.kind == Kind::pool ? room_ + member.thread * prepared_.pool_room(op) : nullptr;
         if (op.kind == Kind::cat || op.kind == Kind::flatten)
             copy_cat(op, member);
         else
@@ -140,7 +141,7 @@ void Image::conv(int number, const Member& member) {
     call.y = plane(op.dst, 0);
     call.residual = op.residual ? plane(op.src[1], 0) : nullptr;
     call.peak = peaked ? peaks(op.dst, member.thread) : nullptr;
-    call.room = room_.data();
+    call.room = room_;
     Upcoming upcoming = member.threads == 1 ? after(number) : Upcoming();
     call.upcoming = &upcoming;
     if (op.residual) clear_dead(op.src[1], call.out, member.share(call.n_out), member);
@@ -218,8 +219,8 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         pool_source(op, member);
         member.meet();
         // Each member makes the softmax for itself: cheaper than to wait for it.
-        float* input = softmax_.data() + member.thread * pooled_.size();
-        std::copy_n(pooled_.data(), inputs, input);
+        float* input = softmax_ + member.thread * wide_;
+        std::copy_n(pooled_, inputs, input);
         if (op.head.softmax) prepared_.leaf.softmax(input, inputs);
         // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
         const Range mine = member.share(filters);
@@ -242,7 +243,7 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         mask.list_on();
         if (call.masks && call.masks[op.group])
             std::copy_n(mask.on.data(), filters, call.masks[op.group] + int64_t(index) * filters);
-        if (logits) std::copy_n(logits_.data(), filters, logits + int64_t(index) * filters);
+        if (logits) std::copy_n(logits_, filters, logits + int64_t(index) * filters);
     }
     member.meet();
 }

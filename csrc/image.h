@@ -18,6 +18,7 @@ struct Prepared {
     Program program;
     Plan plan;
     const Leaf& leaf;
+    Shelf shelf;                                       // weights of the convs
     std::vector<std::unique_ptr<AbstractConv>> convs;  // per op; null where it is no conv
 
     Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
@@ -63,7 +64,7 @@ class Image {
     int64_t& macs(int number, int thread);
 
     float* plane(int buffer, int c) {
-        return arena_.data() + prepared_.plan.offsets[buffer] + int64_t(c) * shape(buffer).area();
+        return arena_ + prepared_.plan.offsets[buffer] + int64_t(c) * shape(buffer).area();
     }
     Shape shape(int buffer) const { return prepared_.program.buffers[buffer]; }
     float* peaks(int buffer, int thread) {
@@ -71,7 +72,9 @@ class Image {
     }
 
     const Prepared& prepared_;
-    Floats arena_, room_, pooled_, softmax_, logits_;
+    Shelf shelf_;
+    const int64_t wide_;  // floats for a number per channel
+    float *const arena_, *const room_, *const pooled_, *const softmax_, *const logits_;
     std::vector<float> peaks_;
     std::vector<int64_t> peak_offsets_, macs_;  // macs_: per member, of this op and the one before
     std::vector<Channels> live_, masks_;        // per buffer, per group

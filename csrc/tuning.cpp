@@ -57,10 +57,11 @@ struct Trial {
     // The fastest of the named algorithms. They take turns, so that a busy machine hits all alike; the best try counts.
     std::string fastest(const std::vector<std::string>& names, const Leaf& leaf) {
         if (names.size() == 1) return names[0];
+        Shelf shelf;
         std::vector<std::unique_ptr<AbstractConv>> convs;
         int64_t most = 0;
         for (const std::string& name : names) {
-            convs.push_back(make_conv(name, leaf, op, x, y));
+            convs.push_back(make_conv(name, leaf, op, x, y, shelf));
             most = std::max(most, convs.back()->room(1));
         }
         Floats room(most);

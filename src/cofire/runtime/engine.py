@@ -224,12 +224,12 @@ class Engine:
             x = np.from_dlpack(x_BCHW)
         else:
             raise DataError(f"images must be a tensor or an array, got {type(x_BCHW).__name__}")
-        shape, kind = tuple(x.shape), str(x.dtype)
+        shape = tuple(x.shape)
         if len(shape) != 4 or shape[1:] != self.input_shape:
             wanted = ", ".join(map(str, self.input_shape))
             raise DataError(f"images must have shape (B, {wanted}), got {shape}; compile for another shape if need be")
-        if not kind.endswith("float32"):
-            raise DataError(f"images must be float32, got {kind}; convert them, e.g. x.float()")
+        if x.dtype != np.float32:
+            raise DataError(f"images must be float32, got {x.dtype}; convert them, e.g. x.float()")
         return np.ascontiguousarray(cast(NDArray[np.float32], x))
 
     def _mask(self, name: str, mask: Any) -> NDArray[np.uint8]:

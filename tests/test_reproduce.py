@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,20 @@ def test_what_was_not_run_says_so(own_table: Path) -> None:
     cells = [found.cells(row) for found in [made(own_table)] for row in found.rows]
     assert [row[3] for row in cells] == ["not run", "not run", "", "not run"]
     assert [row[2] for row in cells] == ["90.00", "89.00 ± 1.00", "80.00", "70.00"]
+
+
+def test_a_dense_run_that_the_zoo_ships_is_not_trained_again(own_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    run(own_table, seeds=1)
+    shipped = (own_table / "runs" / "dense").rename(own_table / "shipped")
+    shutil.rmtree(own_table / "runs")
+    (own_table / "results" / "gated-s0.json").unlink()
+    monkeypatch.setattr(reproduce.zoo, "names", lambda: ["shipped"])
+    monkeypatch.setattr(reproduce.zoo, "folder", lambda name: own_table / name)
+    (shipped / "mark").touch()
+    assert len(run(own_table, seeds=1, say=said.append).rows[1].results) == 1
+    assert (own_table / "runs" / "dense" / "mark").exists()
+    assert said[0] == "dense: copied from the zoo, where it is shipped"
 
 
 def test_running_a_table_makes_what_it_needs_and_reads_it_back(own_table: Path) -> None:

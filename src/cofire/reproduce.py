@@ -12,8 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
+from cofire import zoo
 from cofire.errors import ConfigError, FileError, unknown
-from cofire.experiment import Experiment, parse_experiment, read_experiment
+from cofire.experiment import Experiment, parse_experiment, read_experiment, read_run
 from cofire.files import write_json
 from cofire.paper import Budget, PaperRow, PaperTable, paper_tables
 from cofire.runs import runs_root, train_experiment
@@ -185,13 +186,27 @@ def run_recipe(recipe: str, seed: int, recipes: Path, results: Path, say: Callab
     """Run or resume a recipe, and before it the dense run that it starts from; returns the run's folder."""
     experiment = read_experiment(recipes / f"{recipe}.toml", [f"train.seed={seed}"])
     kind, _, dense = (experiment.backbone.weights or "").partition(":")
-    if kind == "run" and not (runs_root() / dense / "result.json").exists():
-        run_recipe(dense, 0, recipes, results, say)
+    if kind == "run":
+        _make_dense(dense, recipes, results, say)
     name = f"{recipe}-s{seed}" if seed else recipe
     say(f"{name}: run or resumed in {runs_root() / name}")
     result = train_experiment(experiment, runs_root() / name)
     write_json(results / f"{recipe}-s{seed}.json", result)
     return runs_root() / name
+
+
+def _make_dense(recipe: str, recipes: Path, results: Path, say: Callable[[str], None]) -> None:
+    """The dense run is there already, or the zoo ships it, or it is run."""
+    folder = runs_root() / recipe
+    if (folder / "result.json").exists():
+        return
+    experiment = read_experiment(recipes / f"{recipe}.toml")
+    shipped = [name for name in zoo.names() if read_run(zoo.folder(name)) == experiment]
+    if shipped and not folder.exists():
+        say(f"{recipe}: copied from the zoo, where it is {shipped[0]}")
+        zoo.copy(shipped[0], folder)
+    else:
+        run_recipe(recipe, 0, recipes, results, say)
 
 
 def _read_results(folder: Path) -> Iterator[tuple[Experiment, Result]]:

@@ -5,6 +5,8 @@
 namespace cofire {
 namespace {
 
+constexpr int kGroup = 12;  // filters at a time: whole numbers of the rows that any leaf takes together
+
 class Dot final : public AbstractConv {
    public:
     Dot(const Leaf& leaf, const Op& op, Shape x, Shape y)
@@ -25,10 +27,10 @@ class Dot final : public AbstractConv {
         if (member.first()) gather(call, columns, call.room + y_.area() * ldx());
         member.meet();
         const Range mine = member.share(call.n_out);
-        float sums[kMaxRows * kFewPixels];
+        float sums[kGroup * kFewPixels];
         for (int f = mine.begin, size; f < mine.end; f += size) {
-            size = std::min(kMaxRows, mine.end - f);
-            const float *rows[kMaxRows], *ahead[kMaxRows];
+            size = std::min(kGroup, mine.end - f);
+            const float *rows[kGroup], *ahead[kGroup];
             for (int r = 0; r < size; ++r) {
                 rows[r] = op_.weight + int64_t(call.out[f + r]) * nk_;
                 ahead[r] = op_.weight + int64_t(call.out[std::min(f + size + r, mine.end - 1)]) * nk_;

@@ -151,7 +151,8 @@ void softmax(float* x, int n) {
 
 namespace {
 
-constexpr int kFar = 512;  // floats: weights come from far away, and the CPU's own prefetcher stops at every page
+constexpr int kFar = 1024;                   // floats ahead: the CPU's own prefetcher stops at every page
+constexpr int kDeep = kLanes == 16 ? 3 : 4;  // rows of four columns each at a time
 
 // The order of a sum depends on the number of columns alone: results do not change with the rows it is computed beside.
 // Heads have one column, and long sums in two halves, which are more exact.
@@ -162,7 +163,9 @@ void dots(const float* const* w, int nk, const float* x, int64_t ldx, float* out
     vec sums[Rows][Columns][kHalves] = {};
     int k = 0;
     for (; k + 2 * kLanes <= nk; k += 2 * kLanes) {
-        for (int r = 0; r < Rows; ++r) __builtin_prefetch(k + kFar < nk ? w[r] + k + kFar : ahead[r] + (k + kFar - nk));
+        for (int r = 0; r < Rows; ++r)
+            for (int line = 0; line < 2 * kLanes; line += kLine)
+                fetch_weights((k + kFar < nk ? w[r] + k + kFar : ahead[r] + (k + kFar - nk)) + line);
         for (int half = 0; half < 2; ++half) {
             const int at = k + half * kLanes;
             vec weights[Rows];
@@ -190,7 +193,8 @@ void dot(const float* const* w, int rows, int nk, const float* x, int64_t ldx, i
     int i = 0;
     for (; i + 4 <= count; i += 4) {
         int r = 0;
-        for (; r + 3 <= rows; r += 3) dots<3, 4>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
+        for (; r + kDeep <= rows; r += kDeep)
+            dots<kDeep, 4>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
         for (; r < rows; ++r) dots<1, 4>(w + r, nk, x + i * ldx, ldx, out + r * ldo + i, ldo, ahead + r);
     }
     for (; i < count; ++i) {

@@ -8,8 +8,6 @@ namespace COFIRE_ISA {
 
 namespace {
 
-constexpr int kChunk = 16;  // floats in a cache line: how often the next rows are prefetched
-
 // What becomes of the sums of a tile: they are stored as they are,
 struct Store {
     float* out;
@@ -44,11 +42,11 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
     const float* row[Rows];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) row[r] = w[r], end.prepare(r);
-    for (int begin = 0; begin < nk; begin += kChunk) {
-        const int stop = begin + kChunk < nk ? begin + kChunk : nk;
+    for (int begin = 0; begin < nk; begin += kLine) {
+        const int stop = begin + kLine < nk ? begin + kLine : nk;
         if (ahead)
-            for (int column = wk[begin]; column <= wk[stop - 1]; column += kChunk)
-                for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead[r] + column);
+            for (int column = wk[begin]; column <= wk[stop - 1]; column += kLine)
+                for (int r = 0; r < Rows; ++r) fetch_weights(ahead[r] + column);
         for (int k = begin; k < stop; ++k) {
             const float* in = x + xk[k];
             const int column = wk[k];

@@ -65,8 +65,8 @@ struct Leaf {
     void (*finish)(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y,
                    float* peak);
 
-    // out[r * ldo + i] = sum over k of w[r][k] * x[i * ldx + k], for r < rows <= kMaxRows and i < count; several rows
-    // are read at a time, which memory gives faster than one. `ahead`: the rows (as many) of the next call.
+    // out[r * ldo + i] = sum over k of w[r][k] * x[i * ldx + k], for r < rows and i < count; several rows are read at a
+    // time, which memory gives faster than one. `ahead`: the rows (as many) of the next call.
     void (*dot)(const float* const* w, int rows, int nk, const float* x, int64_t ldx, int count, float* out,
                 int64_t ldo, const float* const* ahead);
 

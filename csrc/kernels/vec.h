@@ -20,6 +20,7 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+constexpr int kLine = 16;  // floats in a cache line
 constexpr int kSoon = 64;  // floats: where an output will be written
 
 // aligned(4): loads and stores at any float's address
@@ -31,6 +32,9 @@ inline void store(float* p, vec x) { *reinterpret_cast<vec*>(p) = x; }
 inline vec4 load4(const float* p) { return *reinterpret_cast<const vec4*>(p); }
 inline void store4(float* p, vec4 x) { *reinterpret_cast<vec4*>(p) = x; }
 inline vec splat(float x) { return x - vec{}; }
+// Weights come from far away. The second cache takes them, for it can wait for more lines at a time than the first:
+// that alone is a sixth of a ResNet's time.
+inline void fetch_weights(const float* p) { __builtin_prefetch(p, 0, 2); }
 // x where it is not below y: keeps the NaN of x
 inline vec max(vec x, vec y) { return x < y ? y : x; }
 inline vec min(vec x, vec y) { return y < x ? y : x; }

@@ -29,10 +29,14 @@ inline int64_t odd_lines(int64_t n) {
     return (lines | 1) * kLine;
 }
 
-// n things in as few groups of at most kMaxRows as possible, of nearly one size: 13 is 5 + 4 + 4, which keeps the
-// multipliers busier than 6 + 6 + 1.
-inline int group_size(int left) {
-    const int groups = (left + kMaxRows - 1) / kMaxRows;
+// Filters that gemm takes best at a time for n pixels. Of a single vector of sums each, no more than six: their
+// addresses would take more registers than there are.
+inline int best_rows(const Leaf& leaf, int n) { return n > leaf.lanes ? leaf.rows : std::min(leaf.rows, 6); }
+
+// n things in as few groups of at most `most` as possible, of nearly one size: 13 in sixes is 5 + 4 + 4, which keeps
+// the multipliers busier than 6 + 6 + 1.
+inline int group_size(int left, int most) {
+    const int groups = (left + most - 1) / most;
     return (left + groups - 1) / groups;
 }
 

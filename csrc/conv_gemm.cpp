@@ -163,7 +163,7 @@ class Gemm final : public AbstractConv {
                            const Lines& lines) const {
         int64_t macs = 0;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f);
+            size = group_size(filters.end - f, best_rows(leaf_, lines.length));
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             macs += int64_t(size) * table.nk * lines.count * lines.length;
@@ -223,8 +223,8 @@ class Im2col final : public AbstractConv {
           plain_(lies_as_output(op, x, y)),
           pixels_(plain_ || y.w >= kNarrow ? std::vector<int>() : pixels_of(op, x, y)),
           weights_(op, x, y, shelf),
-          width_(2 * leaf.lanes),
-          over_(y.area() % width_ <= 4 && y.area() > width_ ? y.area() % width_ : 0),
+          width_(leaf.vectors * leaf.lanes),
+          over_(y.area() % leaf.lanes <= 4 && y.area() > leaf.lanes ? y.area() % leaf.lanes : 0),
           panels_((y.area() - over_ + width_ - 1) / width_) {}
 
     const char* name() const override { return "im2col"; }
@@ -296,7 +296,7 @@ class Im2col final : public AbstractConv {
         const bool last = panels.end == panels_;
         const int begin = panels.begin * width_, end = last ? y_.area() : panels.end * width_;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f);
+            size = group_size(filters.end - f, best_rows(leaf_, y_.area() - over_));
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             for (int panel = panels.begin; panel < panels.end; ++panel) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kInputs = 640 * 1024;    // floats of transformed inputs in a block
 constexpr int64_t kProducts = 640 * 1024;  // floats of products in a chunk
-constexpr int kFilters = 86 * kMaxRows;    // filters in a chunk
+constexpr int kFilters = 528;              // filters in a chunk
 
 constexpr double kPoints[] = {0, 1, -1, 2, -2, 0.5};  // as in kernels/winograd.cpp
 
@@ -209,13 +209,14 @@ class Winograd final : public AbstractConv {
     int64_t multiply(const ConvCall& call, Range filters, const Block& block) const {
         const int tiles = block.rows * across_;
         const int64_t per_filter = positions_ * block.ldv;
-        const int fit = std::min(std::max(kMaxRows, int(kProducts / per_filter) / kMaxRows * kMaxRows), kFilters);
+        const int most = best_rows(leaf_, tiles);
+        const int fit = std::min(std::max(most, int(kProducts / per_filter) / most * most), kFilters / most * most);
         int64_t macs = 0;
         for (int begin = filters.begin; begin < filters.end; begin += fit) {
             const int* chunk = call.out + begin;
             const int size = std::min(fit, filters.end - begin);
             int groups = 0, sizes[kFilters];
-            for (int f = 0; f < size; f += sizes[groups++]) sizes[groups] = group_size(size - f);
+            for (int f = 0; f < size; f += sizes[groups++]) sizes[groups] = group_size(size - f, most);
             for (int p = 0; p < positions_; ++p) {
                 const float* rows[kFilters + kMaxRows];
                 fill_rows(chunk, size, p, rows);

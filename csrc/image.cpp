@@ -12,6 +12,8 @@ namespace cofire {
 
 namespace {
 
+constexpr int kStreams = 6;  // rows of a head that are read at a time
+
 bool keeps_zero(Act act) { return act != Act::sigmoid && act != Act::hardsigmoid; }
 
 int widest(const Program& program) {
@@ -224,11 +226,11 @@ void Image::decide(const Op& op, const Call& call, int index, const Member& memb
         if (op.head.softmax) prepared_.leaf.softmax(input, inputs);
         // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
         const Range mine = member.share(filters);
-        const int apart = (mine.end - mine.begin + kMaxRows - 1) / kMaxRows;
+        const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
         for (int f = mine.begin; f < mine.begin + apart; ++f) {
-            const float *rows[kMaxRows], *ahead[kMaxRows];
+            const float *rows[kStreams], *ahead[kStreams];
             int size = 0;
-            for (; size < kMaxRows && f + size * apart < mine.end; ++size) {
+            for (; size < kStreams && f + size * apart < mine.end; ++size) {
                 rows[size] = op.head.weight + int64_t(f + size * apart) * inputs;
                 ahead[size] = rows[size] + inputs;
             }

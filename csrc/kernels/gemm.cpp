@@ -25,7 +25,7 @@ struct Finish {
     vec* best;
     int begin = 0;
 
-    Finish at(int i) const { return {ending, clamp, best, i}; }
+    Finish at(int i) const { return {ending, clamp, best, begin + i}; }
     void prepare(int r) const { __builtin_prefetch(ending.y[r] + begin, 1); }
     void operator()(int r, int i, vec sum) const {
         const vec value = clamp(sum + splat(ending.bias[r]));
@@ -68,36 +68,28 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
         for (int v = 0; v < Vectors; ++v) end(r, v * kLanes, sum[r][v]);
 }
 
-// Wide is how many vectors keep both FMA units busy with this many rows.
-template <int Rows, int Wide, bool Far, class End>
+// How many vectors keep the FMA units busy with this many rows.
+constexpr int wide(int rows) {
+    constexpr int sums = kTileRows * kTileVectors;
+    return rows == 1 ? 8 : rows == 2 ? 5 : rows == 3 ? sums / 4 : sums / rows;
+}
+
+template <int Rows, int Vectors, bool Far, class End>
 void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, End end,
              const float* const* ahead) {
     int i = 0;
-    for (; n - i > (Wide - 1) * kLanes; i += Wide * kLanes, ahead = nullptr)
-        tile<Rows, Wide, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
-    if constexpr (Wide > 2)
-        for (; n - i > kLanes; i += 2 * kLanes, ahead = nullptr)
-            tile<Rows, 2, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
-    for (; n - i > 0; i += kLanes, ahead = nullptr) tile<Rows, 1, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+    for (; n - i > (Vectors - 1) * kLanes; i += Vectors * kLanes, ahead = nullptr)
+        tile<Rows, Vectors, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+    if constexpr (Vectors > 1)
+        if (i < n) rows_of < Rows, Vectors<4 ? Vectors - 1 : 3, Far>(w, wk, xk, nk, x + i, n - i, end.at(i), ahead);
 }
 
-template <bool Far, class End>
+template <int Rows, bool Far, class End>
 void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, End end,
              const float* const* ahead) {
-    switch (rows) {
-        case 1:
-            return rows_of<1, 8, Far>(w, wk, xk, nk, x, n, end, ahead);
-        case 2:
-            return rows_of<2, 5, Far>(w, wk, xk, nk, x, n, end, ahead);
-        case 3:
-            return rows_of<3, 3, Far>(w, wk, xk, nk, x, n, end, ahead);
-        case 4:
-            return rows_of<4, 3, Far>(w, wk, xk, nk, x, n, end, ahead);
-        case 5:
-            return rows_of<5, 2, Far>(w, wk, xk, nk, x, n, end, ahead);
-        default:
-            return rows_of<6, 2, Far>(w, wk, xk, nk, x, n, end, ahead);
-    }
+    if constexpr (Rows > 1)
+        if (rows < Rows) return gemm_of<Rows - 1, Far, End>(w, rows, wk, xk, nk, x, n, end, ahead);
+    rows_of<Rows, wide(Rows), Far>(w, wk, xk, nk, x, n, end, ahead);
 }
 
 }  // namespace
@@ -105,7 +97,7 @@ void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int 
 void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
           int64_t ldo, const float* const* ahead, bool far) {
     const Store end{out, ldo};
-    (far ? gemm_of<true, Store> : gemm_of<false, Store>)(w, rows, wk, xk, nk, x, n, end, ahead);
+    (far ? gemm_of<kTileRows, true, Store> : gemm_of<kTileRows, false, Store>)(w, rows, wk, xk, nk, x, n, end, ahead);
 }
 
 void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
@@ -113,7 +105,7 @@ void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk
     vec best[kMaxRows];
     for (int r = 0; r < rows; ++r) best[r] = splat(kLowest);
     const Finish end{ending, Clamp(ending.act), ending.peak[0] ? best : nullptr};
-    (far ? gemm_of<true, Finish> : gemm_of<false, Finish>)(w, rows, wk, xk, nk, x, n, end, ahead);
+    (far ? gemm_of<kTileRows, true, Finish> : gemm_of<kTileRows, false, Finish>)(w, rows, wk, xk, nk, x, n, end, ahead);
     for (int r = 0; r < rows; ++r) raise(ending.peak[r], best[r]);
 }
 

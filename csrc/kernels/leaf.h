@@ -14,7 +14,7 @@
 namespace cofire {
 
 constexpr int kSlack = 64;   // floats of room after every array that a leaf walks
-constexpr int kMaxRows = 6;  // filters that one call of gemm takes
+constexpr int kMaxRows = 8;  // filters that one call of any leaf's gemm takes at most
 
 // Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and
 // (4, 4).
@@ -41,7 +41,8 @@ struct Ending {
 
 struct Leaf {
     const char* name;
-    int lanes;  // floats in a vector
+    int lanes;          // floats in a vector
+    int rows, vectors;  // filters that gemm takes best at a time, at most kMaxRows; of so many vectors of pixels
 
     // out[r * ldo + i] = sum over k of w[r][wk[k]] * x[xk[k] + i], for r < rows <= kMaxRows and i < n.
     // `ahead`: rows (as many) that the next call will read, or null. `far`: x is not in the nearest cache.

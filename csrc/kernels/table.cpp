@@ -11,6 +11,8 @@ namespace COFIRE_ISA {
 extern const Leaf leaf;
 const Leaf leaf{COFIRE_NAME(COFIRE_ISA),
                 kLanes,
+                kTileRows,
+                kTileVectors,
                 gemm,
                 gemm_finished,
                 wino_input,

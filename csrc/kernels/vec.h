@@ -20,6 +20,13 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+// Rows x vectors of sums that fill the registers, but for those of the pixels and of a weight.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kTileRows = 8, kTileVectors = 3;  // of 32 registers
+#else
+constexpr int kTileRows = 6, kTileVectors = 2;  // of 16
+#endif
+
 constexpr int kLine = 16;  // floats in a cache line
 constexpr int kSoon = 64;  // floats: where an output will be written
 

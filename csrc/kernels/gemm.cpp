@@ -80,8 +80,10 @@ void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const 
     int i = 0;
     for (; n - i > (Vectors - 1) * kLanes; i += Vectors * kLanes, ahead = nullptr)
         tile<Rows, Vectors, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
-    if constexpr (Vectors > 1)
-        if (i < n) rows_of < Rows, Vectors<4 ? Vectors - 1 : 3, Far>(w, wk, xk, nk, x + i, n - i, end.at(i), ahead);
+    if constexpr (Vectors > 1) {
+        constexpr int fewer = Vectors > 4 ? 3 : Vectors - 1;
+        if (i < n) rows_of<Rows, fewer, Far>(w, wk, xk, nk, x + i, n - i, end.at(i), ahead);
+    }
 }
 
 template <int Rows, bool Far, class End>

@@ -15,7 +15,7 @@ from rich.table import Table
 from cofire import zoo
 from cofire.errors import ConfigError, FileError, unknown
 from cofire.experiment import Experiment, parse_experiment, read_experiment, read_run
-from cofire.files import write_json
+from cofire.files import read_json, write_json
 from cofire.paper import Budget, PaperRow, PaperTable, paper_tables
 from cofire.runs import runs_root, train_experiment
 from cofire.text import markdown, rendered
@@ -205,6 +205,7 @@ def _make_dense(recipe: str, recipes: Path, results: Path, say: Callable[[str], 
     if shipped and not folder.exists():
         say(f"{recipe}: copied from the zoo, where it is {shipped[0]}")
         zoo.copy(shipped[0], folder)
+        write_json(results / f"{recipe}-s0.json", read_json(folder / "result.json"))
     else:
         run_recipe(recipe, 0, recipes, results, say)
 

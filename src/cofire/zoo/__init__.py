@@ -68,9 +68,14 @@ def entry(name: str) -> Entry:
 
 
 def copy(name: str, out: str | Path) -> Path:
-    """A copy of the model's run folder, which must not exist yet."""
+    """A copy of the model's run folder, which must not exist yet; it is there as a whole or not at all."""
+    out = Path(out)
+    part = out.with_name(f"{out.name}.part")
     try:
-        return Path(shutil.copytree(folder(name), out))
+        if out.exists():
+            raise FileExistsError("it is there already")
+        shutil.rmtree(part, ignore_errors=True)  # of a copy that was killed
+        return Path(shutil.copytree(folder(name), part)).rename(out)
     except OSError as error:
         raise FileError(f"{out} must be a new folder that can be written: {error}") from error
 

@@ -17,7 +17,6 @@ std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape 
 std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y);
 std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y);
 
-constexpr int kLine = 16;      // floats in a cache line
 constexpr int kFewPixels = 4;  // the largest map that make_dot takes
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

@@ -161,13 +161,15 @@ class Gemm final : public AbstractConv {
 
     int64_t multiply_block(const ConvCall& call, Range filters, const Table& table, float* sums,
                            const Lines& lines) const {
+        const bool at_once = lines.length % leaf_.lanes == 0 && !call.residual && only_clamps(op_.act);
+        const int n = at_once ? lines.length : (lines.count - 1) * lines.pitch + lines.length;
         int64_t macs = 0;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f, best_rows(leaf_, lines.length));
+            size = group_size(filters.end - f, best_rows(leaf_, n));
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             macs += int64_t(size) * table.nk * lines.count * lines.length;
-            if (lines.length % leaf_.lanes == 0 && !call.residual && only_clamps(op_.act)) {
+            if (at_once) {
                 for (int line = 0; line < lines.count; ++line) {
                     Ending ending{op_.act, {}, {}, {}};
                     for (int r = 0; r < size; ++r) {
@@ -177,14 +179,14 @@ class Gemm final : public AbstractConv {
                         ending.peak[r] = call.peak ? call.peak + o : nullptr;
                     }
                     leaf_.gemm_finished(rows, size, table.wk, table.xk, table.nk,
-                                        table.x + lines.from + line * lines.pitch, lines.length, ending,
+                                        table.x + lines.from + line * lines.pitch, n, ending,
                                         line == 0 ? ahead : nullptr, splits_);
                 }
                 call.upcoming->fetch();
                 continue;
             }
-            leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from,
-                       (lines.count - 1) * lines.pitch + lines.length, sums, sums_pitch(), ahead, splits_);
+            leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from, n, sums, sums_pitch(), ahead,
+                       splits_);
             call.upcoming->fetch();
             for (int r = 0; r < size; ++r) {
                 close_gaps(sums + r * sums_pitch(), lines.count, lines.pitch, lines.length);
@@ -286,8 +288,9 @@ class Im2col final : public AbstractConv {
             float* to = panels + int64_t(k * taps_ + tap) * width_;
             for (int panel = 0; panel < full; ++panel, from += width_, to += int64_t(nk) * width_)
                 leaf_.take(from, 1, width_, to);
-            if (full < panels_) std::copy_n(from, y_.area() - full * width_, to);
-            for (int i = 0; i < over_; ++i) over[i * ldx() + int64_t(call.in[k]) * taps_ + tap] = from[i];
+            const int rest = y_.area() - over_ - full * width_;  // of a last panel that is not full
+            std::copy_n(from, rest, to);
+            for (int i = 0; i < over_; ++i) over[i * ldx() + int64_t(call.in[k]) * taps_ + tap] = from[rest + i];
         }
     }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kInputs = 640 * 1024;    // floats of transformed inputs in a block
 constexpr int64_t kProducts = 640 * 1024;  // floats of products in a chunk
-constexpr int kFilters = 528;              // filters in a chunk
+constexpr int kFilters = 528;              // filters in a chunk: whole groups of every leaf's rows
 
 constexpr double kPoints[] = {0, 1, -1, 2, -2, 0.5};  // as in kernels/winograd.cpp
 
@@ -210,7 +210,7 @@ class Winograd final : public AbstractConv {
         const int tiles = block.rows * across_;
         const int64_t per_filter = positions_ * block.ldv;
         const int most = best_rows(leaf_, tiles);
-        const int fit = std::min(std::max(most, int(kProducts / per_filter) / most * most), kFilters / most * most);
+        const int fit = std::min(std::max(most, int(kProducts / per_filter) / most * most), kFilters);
         int64_t macs = 0;
         for (int begin = filters.begin; begin < filters.end; begin += fit) {
             const int* chunk = call.out + begin;

@@ -151,8 +151,8 @@ void softmax(float* x, int n) {
 
 namespace {
 
-constexpr int kFar = 1024;                   // floats ahead: the CPU's own prefetcher stops at every page
-constexpr int kDeep = kLanes == 16 ? 3 : 4;  // rows of four columns each at a time
+constexpr int kFar = 1024;                   // floats ahead, or a row: the CPU's own prefetcher stops at every page
+constexpr int kDeep = kLanes == 16 ? 3 : 4;  // rows of four columns each at a time, as timing them said
 
 // The order of a sum depends on the number of columns alone: results do not change with the rows it is computed beside.
 // Heads have one column, and long sums in two halves, which are more exact.
@@ -160,12 +160,13 @@ template <int Rows, int Columns>
 void dots(const float* const* w, int nk, const float* x, int64_t ldx, float* out, int64_t ldo,
           const float* const* ahead) {
     constexpr int kHalves = Columns == 1 ? 2 : 1;
+    const int far = nk < kFar ? nk : kFar;
     vec sums[Rows][Columns][kHalves] = {};
     int k = 0;
     for (; k + 2 * kLanes <= nk; k += 2 * kLanes) {
         for (int r = 0; r < Rows; ++r)
             for (int line = 0; line < 2 * kLanes; line += kLine)
-                fetch_weights((k + kFar < nk ? w[r] + k + kFar : ahead[r] + (k + kFar - nk)) + line);
+                fetch_weights((k + far < nk ? w[r] + k + far : ahead[r] + (k + far - nk)) + line);
         for (int half = 0; half < 2; ++half) {
             const int at = k + half * kLanes;
             vec weights[Rows];

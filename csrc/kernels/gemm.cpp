@@ -68,7 +68,7 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
         for (int v = 0; v < Vectors; ++v) end(r, v * kLanes, sum[r][v]);
 }
 
-// How many vectors keep the FMA units busy with this many rows.
+// How many vectors fit this many rows best: they keep the FMA units busy and the sums in registers.
 constexpr int wide(int rows) {
     constexpr int sums = kTileRows * kTileVectors;
     return rows == 1 ? 8 : rows == 2 ? 5 : rows == 3 ? sums / 4 : sums / rows;

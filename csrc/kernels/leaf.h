@@ -14,7 +14,8 @@
 namespace cofire {
 
 constexpr int kSlack = 64;   // floats of room after every array that a leaf walks
-constexpr int kMaxRows = 8;  // filters that one call of any leaf's gemm takes at most
+constexpr int kLine = 16;    // floats in a cache line
+constexpr int kMaxRows = 8;  // the most that Leaf::rows is
 
 // Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and
 // (4, 4).
@@ -42,9 +43,9 @@ struct Ending {
 struct Leaf {
     const char* name;
     int lanes;          // floats in a vector
-    int rows, vectors;  // filters that gemm takes best at a time, at most kMaxRows; of so many vectors of pixels
+    int rows, vectors;  // a tile of gemm: filters that a call takes at most, and vectors of pixels that they fit best
 
-    // out[r * ldo + i] = sum over k of w[r][wk[k]] * x[xk[k] + i], for r < rows <= kMaxRows and i < n.
+    // out[r * ldo + i] = sum over k of w[r][wk[k]] * x[xk[k] + i], for r < rows, at most `rows` above, and i < n.
     // `ahead`: rows (as many) that the next call will read, or null. `far`: x is not in the nearest cache.
     void (*gemm)(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
                  float* out, int64_t ldo, const float* const* ahead, bool far);

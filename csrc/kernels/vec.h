@@ -26,8 +26,8 @@ constexpr int kTileRows = 8, kTileVectors = 3;  // of 32 registers
 #else
 constexpr int kTileRows = 6, kTileVectors = 2;  // of 16
 #endif
+static_assert(kTileRows <= kMaxRows, "arrays hold kMaxRows");
 
-constexpr int kLine = 16;  // floats in a cache line
 constexpr int kSoon = 64;  // floats: where an output will be written
 
 // aligned(4): loads and stores at any float's address

@@ -120,8 +120,8 @@ class Gemm final : public AbstractConv {
     // Of a block's inputs, for any number of them; see block_columns and odd_lines.
     int64_t block_room() const { return std::max<int64_t>(kInputs, int64_t(kFewestColumns) * x_.c) + 3 * kLine * x_.c; }
 
-    // All inputs split by phase, or a block of each for every thread.
-    int64_t source_room(int threads) const { return splits_ ? x_.c * plane_size_ : threads * block_room(); }
+    // All inputs split by phase, or a block of each for every thread; the slack keeps their readers off the sums.
+    int64_t source_room(int threads) const { return (splits_ ? x_.c * plane_size_ : threads * block_room()) + kSlack; }
 
     // Blocks of whole lines where lines have gaps, else of columns.
     int64_t multiply(const ConvCall& call, Range filters, const Table& table, int columns, float* sums,

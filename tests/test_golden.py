@@ -1,4 +1,4 @@
-"""Twenty steps of each network and mode give the losses they gave in cofire 0.1, bit for bit on the same kind of CPU."""
+"""Twenty steps of each network and mode give the losses of cofire 0.1, bit for bit on the same kind of CPU."""
 
 import json
 from pathlib import Path

@@ -79,9 +79,10 @@ bench: .venv/dev.stamp ## run every benchmark
 clean: ## remove everything that make made
 	rm -rf .venv build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
-# What `make demo` needs. The install is editable: an edited Python file needs no set-up, an edited
-# C++ file does. .venv itself is made anew only when it does not work.
-.venv/demo.stamp: pyproject.toml constraints.txt CMakeLists.txt $(CORE_FILES)
+# What `make demo` needs. The install is editable: an edited Python file needs no set-up; an edited C++ file does,
+# and so does a new Python file, which stands on the map in __init__.py. .venv itself is made anew only when it does
+# not work.
+.venv/demo.stamp: pyproject.toml constraints.txt CMakeLists.txt src/cofire/__init__.py $(CORE_FILES)
 	$(PIP) --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(INSTALL) $(BUILD_TOOLS)
 	$(INSTALL) --no-build-isolation -e '.[demo]'

@@ -12,8 +12,8 @@ import torch
 from timing import interleaved, ratio, summary
 
 import cofire
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 
 LIMIT = 1.2
 

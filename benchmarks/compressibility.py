@@ -19,8 +19,8 @@ import cofire
 from cofire.analysis import collect, compressibility
 from cofire.analysis.compressibility import Order
 from cofire.analysis.study import gated_start, open_run
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 
 
 def answers(folder: Path, images: int) -> dict[str, Any]:

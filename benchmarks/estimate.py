@@ -13,8 +13,8 @@ from timing import interleaved, ratio, summary
 
 import cofire
 from cofire.estimate import RATIOS
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 
 LIMIT = 1.5
 

@@ -15,8 +15,8 @@ from training_step import step
 
 import cofire
 from cofire.data import Augment, Batch, Images
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 
 BATCH = 128
 LIMIT = 0.10  # of a ResNet-20 step

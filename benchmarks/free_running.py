@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 import cofire
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 from cofire.runtime.engine import Engine
 
 SHARE_LIMIT = 0.005  # of images with a decision that differs

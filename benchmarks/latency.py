@@ -16,8 +16,8 @@ from typing import Any
 from cofire.bench import Result, bench, random_plan
 from cofire.bench.ours import NAME
 from cofire.bench.peers import PEERS
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 
 DENSE = 1.0
 LIMITS: dict[str, dict[float, float]] = {  # network -> share of the MACs that remains -> largest ratio

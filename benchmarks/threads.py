@@ -20,8 +20,8 @@ from timing import interleaved, ratio, summary
 
 import cofire
 from cofire.bench.masks import pool_for_macs
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 
 NETWORK, BATCH, MACS = "resnet34", 8, 0.48
 LIMITS = {"one image": 1.5, "batch of 8": 1.6}

@@ -15,8 +15,8 @@ from timing import interleaved, ratio, summary
 from torch import nn
 
 import cofire
-from cofire.files import write_json
-from cofire.provenance import provenance
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
 
 CASES = {
     "resnet56": (cofire.FTWT(), 1.10),

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cofire.experiments.reproduce import reproduce
 from cofire.measured import MEASURED
-from cofire.reproduce import reproduce
 from cofire.text import markdown
 
 HERE = Path(__file__).parent

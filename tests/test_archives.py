@@ -226,7 +226,7 @@ def test_a_disk_that_is_full_leaves_nothing_half_written(
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cofire.files.os.fsync", disk_full)
+        patch.setattr("cofire.files.atomic.os.fsync", disk_full)
         with pytest.raises(FileError, match="No space left on device"):
             data.prepare("cifar100", tmp_path / "a")
     assert nothing_is_written(tmp_path)

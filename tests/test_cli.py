@@ -92,8 +92,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
-    from cofire.experiment import read_experiment
-    from cofire.runs import train_experiment
+    from cofire.experiments.recipes import read_experiment
+    from cofire.experiments.runs import train_experiment
 
     out = tmp_path_factory.mktemp("runs") / "a"
     train_experiment(read_experiment(recipe), out)
@@ -260,7 +260,8 @@ def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, mon
 def test_the_demo_s_table_shows_both_networks() -> None:
     from small import tiny_gated, tiny_images, tiny_plain
 
-    from cofire import demo, evaluate
+    from cofire import evaluate
+    from cofire.experiments import demo
     from cofire.text import rendered
 
     loader = tiny_images(20).loader(20)

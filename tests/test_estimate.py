@@ -30,8 +30,8 @@ from cofire import (
     signatures,
     solve_ratio,
 )
-from cofire.cost import COLUMNS
 from cofire.data import Images
+from cofire.graph.cost import COLUMNS
 
 RATIOS = [0.3, 0.5, 0.7, 0.8, 0.9, 0.99, 1.0]
 ALL = FTWT(always=True)

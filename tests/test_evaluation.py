@@ -11,8 +11,8 @@ from small import tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 
 from cofire import FTWT, DataError, GatedModel, TraceError, evaluate, gate
-from cofire.cost import COLUMNS
-from cofire.targets import activity, mass_target
+from cofire.gates.targets import activity, mass_target
+from cofire.graph.cost import COLUMNS
 
 
 class Rigged(nn.Module):

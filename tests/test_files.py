@@ -23,7 +23,7 @@ from small import OwnNet
 from torch import Tensor
 
 from cofire import FileError, load_weights
-from cofire.files import read_json, read_tensors, write_json, write_tensors, write_text
+from cofire.files.atomic import read_json, read_tensors, write_json, write_tensors, write_text
 
 SOURCES = Path(__file__).parents[1] / "src" / "cofire"
 

@@ -26,9 +26,9 @@ from cofire import (
     gate,
     mask_loss,
 )
-from cofire.heads import Head
-from cofire.losses import mask_bce
-from cofire.targets import activity, mass_target
+from cofire.gates.heads import Head
+from cofire.gates.losses import mask_bce
+from cofire.gates.targets import activity, mass_target
 
 LABELS = torch.tensor([0, 3, 4])
 

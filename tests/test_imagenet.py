@@ -17,8 +17,8 @@ from small import SHARED, OwnNet
 
 from cofire import FTWT, ConfigError, DataError, FileError, Recipe, cli, data, estimate, evaluate, fit, gate
 from cofire.data import layouts, shards, stored
-from cofire.experiment import parse_experiment
-from cofire.runs import read_sets
+from cofire.experiments.recipes import parse_experiment
+from cofire.experiments.runs import read_sets
 
 PIL = pytest.importorskip("PIL.Image")
 SIZE = 14  # of what is given out: evaluated after resizing the shorter side to 16
@@ -298,7 +298,7 @@ def test_a_full_disk_leaves_nothing_half_written(home: Path, folders: Path, monk
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cofire.files.os.fsync", disk_full)
+        patch.setattr("cofire.files.atomic.os.fsync", disk_full)
         with pytest.raises(FileError, match=r"val/00000\.pictures cannot be written: No space left on device"):
             data.prepare("imagenet", folders)
     assert files(home) == {}

@@ -18,8 +18,8 @@ from small import OwnNet, digest, tiny_gated, tiny_plain
 from torch import nn
 
 from cofire import FTWT, CofireError, ConfigError, FileError, GatedModel, create_backbone, gate, load, save
-from cofire.persistence import gate_config_from
-from cofire.strict import unstructure
+from cofire.files.strict import unstructure
+from cofire.gates.persistence import gate_config_from
 
 X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 X_OWN = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))

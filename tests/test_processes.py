@@ -14,8 +14,8 @@ import torch
 from launching import environment, start
 
 from cofire import TrainingError
-from cofire.files import read_tensors
-from cofire.processes import together
+from cofire.files.atomic import read_tensors
+from cofire.training.processes import together
 
 RECIPE = """
 [data]

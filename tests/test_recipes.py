@@ -11,9 +11,9 @@ from small import ROOT, digest
 
 from cofire import FTWT, CofireError, ConfigError, FileError, data, estimate, fit, gate, load, save, signatures
 from cofire.data import Images
-from cofire.experiment import as_table, parse_experiment, read_experiment, read_run
+from cofire.experiments.recipes import as_table, parse_experiment, read_experiment, read_run
+from cofire.experiments.runs import build_gated, build_model, eval_run, gate_config, read_sets, train_experiment
 from cofire.pruning import prune_types
-from cofire.runs import build_gated, build_model, eval_run, gate_config, read_sets, train_experiment
 
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 SHAPES = {

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from small import ROOT
 
-from cofire import ConfigError, FileError, cli, paper, reproduce
+from cofire import ConfigError, FileError, cli
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.bench import paper as latency
+from cofire.experiments import paper, reproduce
+from cofire.experiments.paper import PaperTable, paper_tables
 from cofire.measured import MEASURED
-from cofire.paper import PaperTable, paper_tables
 from cofire.shift.paper import paper as shift_paper
 
 RECIPES = ROOT / "recipes"

@@ -23,8 +23,8 @@ from cofire.analysis import collect
 from cofire.analysis.decisions import packed
 from cofire.data import Images
 from cofire.evaluation import ClassReport
-from cofire.experiment import parse_experiment
-from cofire.runs import eval_run, train_experiment
+from cofire.experiments.recipes import parse_experiment
+from cofire.experiments.runs import eval_run, train_experiment
 from cofire.shift import Point, ShiftedLoader, brier, calibration_error, corruption, drift, list_corruptions, plot
 from cofire.shift.command import shift as shift_command
 from cofire.shift.paper import paper

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from small import OwnNet, digest, tiny_gated, tiny_images, tiny_plain
 
 from cofire import FTWT, ConfigError, DataError, FileError, data, estimate, evaluate, fit, gate, signatures
-from cofire.training import Recipe
+from cofire.training.loop import Recipe
 
 ALL = FTWT(always=True)
 

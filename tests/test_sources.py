@@ -155,7 +155,7 @@ def test_a_cache_appears_whole_or_not_at_all(tiny_cifar, tmp_path, monkeypatch, 
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cofire.files.os.fsync", disk_full)
+        patch.setattr("cofire.files.atomic.os.fsync", disk_full)
         assert len(data.cifar10(tiny_cifar[0])[0]) == 6
     assert caches(tmp_path) == []
     assert "are not cached" in caplog.text

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cofire.errors import ConfigError
-from cofire.strict import check, differences, override, structure, unstructure
+from cofire.files.strict import check, differences, override, structure, unstructure
 
 
 @dataclass(frozen=True, kw_only=True)

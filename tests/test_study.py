@@ -24,8 +24,8 @@ from cofire import CofireError, ConfigError, FileError, analysis, evaluate
 from cofire.analysis.page import page
 from cofire.analysis.study import Run, Study, find_dense, open_run, read_results, study
 from cofire.cli import app
-from cofire.experiment import parse_experiment
-from cofire.runs import short_names, train_experiment
+from cofire.experiments.recipes import parse_experiment
+from cofire.experiments.runs import short_names, train_experiment
 
 RECIPE: dict[str, Any] = {
     "name": "small",

@@ -12,8 +12,8 @@ from nets import Net, conv, fc
 from torch import Tensor
 
 from cofire import FTWT, AbstractGate, ConfigError, TrainingError, gate
-from cofire.layout import peak, trough
-from cofire.targets import activity, mass_levels, mass_target, nested, top_target
+from cofire.gates.pooling import peak, trough
+from cofire.gates.targets import activity, mass_levels, mass_target, nested, top_target
 
 ROWS = 4
 RATIOS = [1e-6, 0.5, 0.999999, 1.0]

@@ -11,9 +11,11 @@ import pytest
 from accelerate.tracking import GeneralTracker
 from small import digest, tiny_gated, tiny_images
 
-from cofire import ConfigError, Recipe, TrainingError, fit, runlog, tracking
-from cofire.experiment import parse_experiment
-from cofire.runs import train_experiment
+from cofire import ConfigError, Recipe, TrainingError, fit
+from cofire.experiments.recipes import parse_experiment
+from cofire.experiments.runs import train_experiment
+from cofire.training import log as runlog
+from cofire.training import tracking
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

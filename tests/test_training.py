@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from cofire import DataError, FileError, FitResult, Recipe, TrainingError, data, evaluate, fit, mask_loss
 from cofire.data import Loader
 from cofire.errors import ConfigError
-from cofire.files import read_tensors
-from cofire.training import _parameter_groups
+from cofire.files.atomic import read_tensors
+from cofire.training.loop import _parameter_groups
 
 GOLDEN = Path(__file__).parent / "golden" / "resnet8_digits_20_steps.json"
 RECIPE = Recipe(epochs=3, lr=0.05, schedule="cosine", checkpoint_steps=2)
@@ -473,7 +473,7 @@ def test_the_model_ends_with_the_weights_of_the_selected_epoch(
         digests.append(digest(model))
         return dataclasses.replace(evaluate(model, VAL), top1=next(scores))
 
-    monkeypatch.setattr("cofire.training.evaluate", scored)
+    monkeypatch.setattr("cofire.training.loop.evaluate", scored)
     gated = tiny_gated()
     recipe = dataclasses.replace(RECIPE, select=select)
     result = fit(gated, feed(), recipe, val=VAL, out=tmp_path if folder else None)

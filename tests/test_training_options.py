@@ -15,10 +15,10 @@ from small import OwnNet, digest, tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 
 from cofire import FTWT, ConfigError, DataError, Recipe, data, evaluate, fit
-from cofire.averaging import Average
-from cofire.experiment import parse_experiment
-from cofire.losses import distillation
-from cofire.runs import train_experiment
+from cofire.experiments.recipes import parse_experiment
+from cofire.experiments.runs import train_experiment
+from cofire.gates.losses import distillation
+from cofire.training.averaging import Average
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "one-cycle": {"schedule": "one-cycle"},

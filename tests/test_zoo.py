@@ -9,8 +9,8 @@ import pytest
 from small import digest
 
 from cofire import CofireError, FileError, GatedModel, load, zoo
-from cofire.experiment import parse_experiment, read_run
-from cofire.runs import build_model, eval_run, read_sets, train_experiment
+from cofire.experiments.recipes import parse_experiment, read_run
+from cofire.experiments.runs import build_model, eval_run, read_sets, train_experiment
 
 TINY: dict[str, Any] = {
     "data": {"name": "synthetic", "batch_size": 8, "args": {"train": 16, "test": 8, "shape": [1, 8, 8]}},

@@ -4,9 +4,9 @@ The files, in the data's way; each imports only from files above it:
 
     errors.py            what a user can do wrong, one class each
     text.py              tables as text
-    strict.py            TOML and JSON tables <-> frozen dataclasses
-    files.py             files that are whole or not there
-    paper.py             the paper's numbers
+    files/
+        atomic.py        files that are whole or not there
+        strict.py        TOML and JSON tables <-> frozen dataclasses
     data/
         augmenting.py    what training does to pictures
         images.py        sets of images, and the batches they are fed in
@@ -23,21 +23,23 @@ The files, in the data's way; each imports only from files above it:
         vgg.py           VGG 11 to 19, CIFAR and ImageNet
         resnet.py        ResNet 20 to 110 (CIFAR), 18 to 50 (ImageNet)
         mobilenet.py     MobileNet V1 and V2
-    units.py             what can be switched off, and where gates may sit
-    tracing.py           nn.Module -> flat list of calls
-    ops.py               what one call is
-    walk.py              calls -> ops, by running them once
-    graph.py             ops -> Graph: how live channels flow through them
-    placement.py         Graph -> its units, by the rules
-    cost.py              Graph + masks -> MACs, in three columns
-    layout.py            weights laid out for fast steps; each channel's highest response in either layout
-    targets.py           activations -> which filters should fire
-    losses.py            logits + what they should be -> loss
-    heads.py             a unit's input -> logits
+    graph/
+        units.py         what can be switched off, and where gates may sit
+        tracing.py       nn.Module -> flat list of calls
+        ops.py           what one call is
+        walk.py          calls -> ops, by running them once
+        graph.py         ops -> Graph: how live channels flow through them
+        placement.py     Graph -> its units, by the rules
+        cost.py          Graph + masks -> MACs, in three columns
     gates/
+        pooling.py       each channel's highest response
+        targets.py       activations -> which filters should fire
+        losses.py        logits + what they should be -> loss
+        heads.py         a unit's input -> logits
         base.py          what a gate is; the registry of methods
         ftwt.py          Fire Together Wire Together
-    gating.py            gate(model, config) -> GatedModel
+        gating.py        gate(model, config) -> GatedModel
+        persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
         program.py       ops on numbered buffers, and their file
@@ -62,21 +64,24 @@ The files, in the data's way; each imports only from files above it:
         recovery.py      what it gets back before training
         apply.py         prune(model, config)
     signatures.py        filters per group: uniform, Taylor, from a file
-    persistence.py       save, load
     evaluation.py        evaluate() -> Report
-    runlog.py            the log of a run, one JSON object per line
-    tracking.py          the log in TensorBoard, trackio or wandb too
-    checkpoints.py       a run's state on disk
-    recipe.py            Recipe: how to train
-    processes.py         the processes of a run
-    averaging.py         a moving average of weights
-    training.py          fit()
-    provenance.py        machine, versions, commit of a number
+    training/
+        log.py           the log of a run, one JSON object per line
+        tracking.py      the log in TensorBoard, trackio or wandb too
+        checkpoints.py   a run's state on disk
+        recipe.py        Recipe: how to train
+        processes.py     the processes of a run
+        averaging.py     a moving average of weights
+        layout.py        weights laid out for fast steps
+        loop.py          fit()
     zoo/                 trained models that ship with cofire
-    experiment.py        a recipe file -> Experiment
-    runs.py              the verbs that carry one out, and their folders
-    reproduce.py         the paper's tables with ours beside them
-    demo.py              the whole method on digits
+    experiments/
+        provenance.py    machine, versions, commit of a number
+        paper.py         the paper's numbers
+        recipes.py       a recipe file -> Experiment
+        runs.py          the verbs that carry one out, and their folders
+        reproduce.py     the paper's tables with ours beside them
+        demo.py          the whole method on digits
     export.py            model -> ONNX
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
@@ -127,7 +132,6 @@ from cofire.backbones import (
     load_weights,
     register_backbone,
 )
-from cofire.cost import Cost, cost
 from cofire.errors import (
     CofireError,
     CompileError,
@@ -140,18 +144,19 @@ from cofire.errors import (
 )
 from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
+from cofire.experiments.provenance import version as _version
 from cofire.gates.base import AbstractGate, Decision, GateConfig, register_gate
 from cofire.gates.ftwt import FTWT
-from cofire.gating import GatedModel, gate, mask_loss
-from cofire.graph import Graph, trace
-from cofire.persistence import load, save
-from cofire.provenance import version as _version
+from cofire.gates.gating import GatedModel, gate, mask_loss
+from cofire.gates.persistence import load, save
+from cofire.graph.cost import Cost, cost
+from cofire.graph.graph import Graph, trace
+from cofire.graph.units import Placement, Unit, Units
 from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
-from cofire.recipe import Recipe
 from cofire.runtime.engine import Engine, compile, load_program
 from cofire.shift import Shift, shift
-from cofire.training import FitResult, fit
-from cofire.units import Placement, Unit, Units
+from cofire.training.loop import FitResult, fit
+from cofire.training.recipe import Recipe
 
 __version__ = _version()
 

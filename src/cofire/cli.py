@@ -13,31 +13,32 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from cofire import data, demo, runs, zoo
+from cofire import data, zoo
 from cofire.analysis.command import analyze, report
 from cofire.analysis.drawing import write_figure
 from cofire.analysis.figures import trade_off
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
-from cofire.cost import cost
 from cofire.errors import CofireError, ConfigError, unknown
 from cofire.estimate import RATIOS
-from cofire.experiment import read_experiment
-from cofire.files import write_json
-from cofire.gating import GatedModel, describe_backbone
-from cofire.graph import trace
+from cofire.experiments import demo, runs
+from cofire.experiments.paper import Budget, paper_tables
+from cofire.experiments.provenance import version
+from cofire.experiments.recipes import read_experiment
+from cofire.experiments.reproduce import made_on, run_missing, tables
+from cofire.experiments.reproduce import reproduce as reproduce_table
+from cofire.files.atomic import write_json
+from cofire.gates.gating import GatedModel, describe_backbone
+from cofire.gates.persistence import load
+from cofire.graph.cost import cost
+from cofire.graph.graph import trace
 from cofire.measured import MEASURED, AbstractMeasured
-from cofire.paper import Budget, paper_tables
-from cofire.persistence import load
-from cofire.processes import processes
-from cofire.provenance import version
-from cofire.reproduce import made_on, run_missing, tables
-from cofire.reproduce import reproduce as reproduce_table
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
 from cofire.runtime.program import read as read_program
 from cofire.shift.command import shift
+from cofire.training.processes import processes
 
 app = typer.Typer(
     name="cofire",

@@ -17,18 +17,18 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from cofire.cost import COLUMNS, Column
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError
 from cofire.gates.base import Decision
 from cofire.gates.ftwt import FTWT, FTWTGate
-from cofire.gating import GatedModel, gate
-from cofire.graph import Live
+from cofire.gates.gating import GatedModel, gate
+from cofire.gates.targets import activity, nested
+from cofire.graph.cost import COLUMNS, Column
+from cofire.graph.graph import Live
+from cofire.graph.tracing import evaluating
 from cofire.runtime.engine import compile
 from cofire.runtime.latency import latency_model
-from cofire.targets import activity, nested
 from cofire.text import percent, rendered
-from cofire.tracing import evaluating
 
 RATIOS = (
     0.5,

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
-from cofire.cost import COLUMNS, Column, Cost, cost
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import DataError
 from cofire.gates.base import Decision
-from cofire.gating import GatedModel
-from cofire.graph import trace
+from cofire.gates.gating import GatedModel
+from cofire.graph.cost import COLUMNS, Column, Cost, cost
+from cofire.graph.graph import trace
+from cofire.graph.tracing import evaluating
 from cofire.text import percent, rendered
-from cofire.tracing import evaluating
 
 Watch = Callable[[Tensor, Tensor], None]
 """Sees (logits_BK, label_B)."""

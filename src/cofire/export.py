@@ -15,10 +15,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from cofire.data.decoding import require
 from cofire.errors import TraceError
-from cofire.files import write_atomically
-from cofire.gating import GatedModel
-from cofire.graph import default_input_shape
-from cofire.tracing import trace_calls
+from cofire.files.atomic import write_atomically
+from cofire.gates.gating import GatedModel
+from cofire.graph.graph import default_input_shape
+from cofire.graph.tracing import trace_calls
 
 INPUT, OUTPUT = "images", "logits"
 

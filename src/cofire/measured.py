@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, final
 
 from cofire.bench import paper as latency
-from cofire.experiment import parse_experiment, read_experiment
-from cofire.files import read_json
-from cofire.paper import Budget, paper_tables
-from cofire.provenance import provenance
-from cofire.reproduce import run_recipe
+from cofire.experiments.paper import Budget, paper_tables
+from cofire.experiments.provenance import provenance
+from cofire.experiments.recipes import parse_experiment, read_experiment
+from cofire.experiments.reproduce import run_recipe
+from cofire.files.atomic import read_json
 from cofire.shift.measure import PAPER
 from cofire.shift.paper import paper as shift_paper
 from cofire.shift.results import Shift

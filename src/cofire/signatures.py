@@ -13,9 +13,9 @@ from torch import nn
 
 from cofire.data.feeding import AnyLoader
 from cofire.errors import ConfigError, FileError
-from cofire.files import read_json, write_json
+from cofire.files.atomic import read_json, write_json
 from cofire.gates.base import GateConfig
-from cofire.gating import gate
+from cofire.gates.gating import gate
 from cofire.pruning.allocation import within_budget
 from cofire.pruning.taylor import taylor_scores
 

@@ -18,10 +18,10 @@ from cofire.analysis.decisions import Decisions
 from cofire.analysis.routes import routes
 from cofire.data.feeding import AnyLoader, feed, progress
 from cofire.errors import ConfigError, DataError, unknown
-from cofire.gating import GatedModel
+from cofire.gates.gating import GatedModel
+from cofire.graph.tracing import evaluating
 from cofire.pruning.base import Scores
 from cofire.pruning.l1 import L1, l1_scores
-from cofire.tracing import evaluating
 
 Order = Literal["l1", "keep rate"]
 """Which filters leave first: those with the smallest weights, or those that run for the fewest images."""

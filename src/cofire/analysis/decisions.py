@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError, DataError, unknown
 from cofire.gates.base import Decision
-from cofire.gating import GatedModel
-from cofire.tracing import evaluating
+from cofire.gates.gating import GatedModel
+from cofire.graph.tracing import evaluating
 
 Bits = NDArray[np.uint8]
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from cofire.data.decoding import require
 from cofire.errors import ConfigError
-from cofire.files import write_atomically
+from cofire.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -20,7 +20,7 @@ from cofire.analysis.responses import Heatmaps, Responses
 from cofire.analysis.routes import agreement, redundancy, routes
 from cofire.analysis.spending import ClassSpending, shares
 from cofire.analysis.tradeoff import Point, Result, foretold, points
-from cofire.cost import Column
+from cofire.graph.cost import Column
 from cofire.text import percent
 
 if TYPE_CHECKING:

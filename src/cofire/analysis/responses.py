@@ -17,11 +17,11 @@ from torch import Tensor, fx, nn
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError, DataError, unknown
 from cofire.gates.base import AbstractGate, Decision
-from cofire.gating import GatedModel
-from cofire.graph import Graph, trace
-from cofire.placement import place
-from cofire.tracing import evaluating
-from cofire.units import Placement, Unit, Units
+from cofire.gates.gating import GatedModel
+from cofire.graph.graph import Graph, trace
+from cofire.graph.placement import place
+from cofire.graph.tracing import evaluating
+from cofire.graph.units import Placement, Unit, Units
 
 Floats = NDArray[np.float32]
 

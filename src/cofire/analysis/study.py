@@ -29,12 +29,12 @@ from cofire.data.feeding import progress
 from cofire.data.images import AbstractImages
 from cofire.errors import CofireError, unknown
 from cofire.evaluation import evaluate
-from cofire.experiment import read_run
-from cofire.files import write_atomically, write_json, write_tensors
-from cofire.gating import GatedModel, gate
-from cofire.persistence import load
-from cofire.provenance import provenance
-from cofire.runs import read_result, read_sets, short_names, weights_path
+from cofire.experiments.provenance import provenance
+from cofire.experiments.recipes import read_run
+from cofire.experiments.runs import read_result, read_sets, short_names, weights_path
+from cofire.files.atomic import write_atomically, write_json, write_tensors
+from cofire.gates.gating import GatedModel, gate
+from cofire.gates.persistence import load
 from cofire.text import percent
 
 IMAGES = 2000

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from cofire.cost import Column
 from cofire.errors import FileError
-from cofire.paper import PaperRow, paper_tables
-from cofire.reproduce import Reproduction
+from cofire.experiments.paper import PaperRow, paper_tables
+from cofire.experiments.reproduce import Reproduction
+from cofire.graph.cost import Column
 
 Result = Mapping[str, Any]
 

@@ -18,12 +18,12 @@ from cofire.bench.run import Plan, own_plan, random_plan
 from cofire.bench.run import bench as run_bench
 from cofire.data import AbstractImages
 from cofire.errors import ConfigError, DataError
-from cofire.experiment import read_run
-from cofire.files import write_json
-from cofire.gating import GatedModel
-from cofire.persistence import load
-from cofire.provenance import provenance
-from cofire.runs import read_sets
+from cofire.experiments.provenance import provenance
+from cofire.experiments.recipes import read_run
+from cofire.experiments.runs import read_sets
+from cofire.files.atomic import write_json
+from cofire.gates.gating import GatedModel
+from cofire.gates.persistence import load
 
 Shape = tuple[int, int, int]
 

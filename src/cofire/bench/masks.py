@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError
-from cofire.gating import GatedModel
+from cofire.gates.gating import GatedModel
 
 
 @dataclass(frozen=True)

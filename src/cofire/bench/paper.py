@@ -11,7 +11,7 @@ from cofire.bench.peers import PEERS, PYTORCH
 from cofire.bench.results import Result
 from cofire.bench.rounds import ratio_of_medians
 from cofire.bench.run import SLICED, bench, random_plan
-from cofire.paper import paper_tables
+from cofire.experiments.paper import paper_tables
 from cofire.text import Grid
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cofire.bench.ours import NAME
 from cofire.bench.rounds import Spread, ratio_by_round, ratio_of_medians, spread
-from cofire.units import Units
+from cofire.graph.units import Units
 
 
 @dataclass(frozen=True, kw_only=True)

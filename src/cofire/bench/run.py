@@ -21,10 +21,10 @@ from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
 from cofire.data.feeding import progress
 from cofire.errors import CofireError, ConfigError
+from cofire.experiments.provenance import version
 from cofire.gates.ftwt import FTWT
-from cofire.gating import GatedModel, gate
-from cofire.graph import default_input_shape
-from cofire.provenance import version
+from cofire.gates.gating import GatedModel, gate
+from cofire.graph.graph import default_input_shape
 
 SLICED = "PyTorch sliced"
 LARGEST_ERROR = 1e-3  # of the logits' standard deviation

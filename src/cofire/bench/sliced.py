@@ -19,8 +19,8 @@ from torch import Tensor, fx, nn
 from cofire.errors import ConfigError
 from cofire.export import fold_norms
 from cofire.gates.ftwt import FTWTGate
-from cofire.gating import GatedModel
-from cofire.graph import Graph
+from cofire.gates.gating import GatedModel
+from cofire.graph.graph import Graph
 
 Rows = Tensor | None
 """Channels that a map holds, int64; None: all of them."""

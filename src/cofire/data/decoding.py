@@ -26,7 +26,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cofire.errors import ConfigError, DataError, FileError
-from cofire.files import write_atomically
+from cofire.files.atomic import write_atomically
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -20,7 +20,7 @@ from cofire.data.folders import check_same_classes, class_folders
 from cofire.data.shards import Picture, Shards, read_header, remove_shards, write_shard
 from cofire.data.stored import decoders
 from cofire.errors import ConfigError, DataError, FileError
-from cofire.files import read_json, write_json
+from cofire.files.atomic import read_json, write_json
 
 logger = logging.getLogger("cofire")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import ConfigError, unknown
-from cofire.units import Placement, Unit
+from cofire.graph.units import Placement, Unit
 
 
 class Decision(NamedTuple):

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import ConfigError, TrainingError
+from cofire.files.strict import check
 from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, register_gate
-from cofire.heads import Head
-from cofire.layout import peak
-from cofire.losses import mask_bce
-from cofire.strict import check
-from cofire.targets import activity, mass_levels, top_target
-from cofire.units import Unit
+from cofire.gates.heads import Head
+from cofire.gates.losses import mask_bce
+from cofire.gates.pooling import peak
+from cofire.gates.targets import activity, mass_levels, top_target
+from cofire.graph.units import Unit
 
 
 @dataclass(frozen=True, kw_only=True)

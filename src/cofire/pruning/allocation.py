@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from cofire.cost import cost
 from cofire.errors import ConfigError
-from cofire.graph import Graph
+from cofire.graph.cost import cost
+from cofire.graph.graph import Graph
 
 
 def shares(scores: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from torch import nn
 
 from cofire.data.feeding import AnyLoader
 from cofire.errors import ConfigError
-from cofire.gating import GatedModel
+from cofire.gates.gating import GatedModel
 from cofire.pruning.allocation import remaining, shares, within_budget
 from cofire.pruning.base import PruneConfig, scores
 from cofire.pruning.recovery import recalibrate

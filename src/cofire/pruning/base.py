@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from cofire.data.feeding import AnyLoader
 from cofire.errors import ConfigError, unknown
-from cofire.graph import Graph
-from cofire.strict import check
+from cofire.files.strict import check
+from cofire.graph.graph import Graph
 
 Scores = Mapping[str, Tensor]
 """Group -> a score for each of its filters, float64 (O,); the lowest leave first."""

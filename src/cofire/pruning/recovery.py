@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import DataError
-from cofire.tracing import evaluating
+from cofire.graph.tracing import evaluating
 
 
 def recalibrate(model: nn.Module, loader: AnyLoader | None) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import NoUnitError
-from cofire.graph import Graph, trace
-from cofire.ops import DEAD, Op
-from cofire.placement import place
-from cofire.units import Placement, Unit, Units
+from cofire.graph.graph import Graph, trace
+from cofire.graph.ops import DEAD, Op
+from cofire.graph.placement import place
+from cofire.graph.units import Placement, Unit, Units
 
 _CUT_BY_CHANNEL = (nn.BatchNorm2d, nn.PReLU)
 

@@ -14,10 +14,10 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from cofire.cost import cost
 from cofire.data.decoding import require
 from cofire.errors import CofireError, TraceError
-from cofire.graph import Graph, Live, live_inputs, trace
+from cofire.graph.cost import cost
+from cofire.graph.graph import Graph, Live, live_inputs, trace
 from cofire.pruning.removal import inner_modules
 
 

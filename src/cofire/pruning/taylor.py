@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import DataError
 from cofire.gates.ftwt import FTWT
-from cofire.gating import GatedModel, gate
-from cofire.graph import Graph
+from cofire.gates.gating import GatedModel, gate
+from cofire.graph.graph import Graph
+from cofire.graph.tracing import evaluating
 from cofire.pruning.base import PruneConfig, register_criterion
-from cofire.tracing import evaluating
 
 
 @dataclass(frozen=True, kw_only=True)

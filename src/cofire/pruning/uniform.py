@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from cofire.data.feeding import AnyLoader
-from cofire.graph import Graph
+from cofire.graph.graph import Graph
 from cofire.pruning.base import PruneConfig, register_criterion
 
 

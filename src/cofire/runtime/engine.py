@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
-from cofire.files import write_atomically, write_text
+from cofire.files.atomic import write_atomically, write_text
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import Affine, Conv, Program, read, to_bytes
 from cofire.text import rendered

@@ -11,9 +11,9 @@ from torch import Tensor
 from cofire.errors import CompileError
 from cofire.gates.base import AbstractGate
 from cofire.gates.ftwt import FTWTGate
-from cofire.gating import GatedModel
-from cofire.graph import Graph
-from cofire.ops import Op as Call
+from cofire.gates.gating import GatedModel
+from cofire.graph.graph import Graph
+from cofire.graph.ops import Op as Call
 from cofire.runtime.program import Gate, Group, Head
 
 

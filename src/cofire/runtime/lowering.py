@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from cofire.errors import CompileError
-from cofire.gating import GatedModel
-from cofire.graph import Graph, trace
-from cofire.ops import Op as Call
+from cofire.gates.gating import GatedModel
+from cofire.graph.graph import Graph, trace
+from cofire.graph.ops import Op as Call
+from cofire.graph.tracing import evaluating, norm_activates
+from cofire.graph.walk import Walk
 from cofire.runtime.building import ArrangementError, Builder
 from cofire.runtime.elementwise import Bend, Scaling, recognised
 from cofire.runtime.folding import folded
 from cofire.runtime.gates import lower_gates
 from cofire.runtime.program import Activation, Add, Affine, Conv, Gate, Group, Mul, Pool, Program
 from cofire.runtime.windows import CONV, arguments, conv_window, own_padding, pool_window
-from cofire.tracing import evaluating, norm_activates
-from cofire.walk import Walk
 
 SUPPORTED = (
     "Conv2d with zero padding; Linear on vectors; BatchNorm2d, and norms that in eval mode compute like it; "

@@ -18,8 +18,8 @@ from rich.table import Table
 from torch import Tensor
 
 from cofire.errors import ConfigError, FileError
-from cofire.files import write_atomically
-from cofire.strict import structure
+from cofire.files.atomic import write_atomically
+from cofire.files.strict import structure
 
 VERSION = 1
 _KEY = "cofire.program"

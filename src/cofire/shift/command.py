@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cofire.analysis.drawing import check_format, write_figure
 from cofire.errors import ConfigError
-from cofire.files import write_json
+from cofire.files.atomic import write_json
 from cofire.shift.corruptions import corruption, list_corruptions
 from cofire.shift.measure import PAPER
 from cofire.shift.plot import plot as draw

@@ -19,7 +19,7 @@ from cofire.data.images import AbstractImages
 from cofire.errors import ConfigError, DataError
 from cofire.evaluation import Report, evaluate
 from cofire.gates.ftwt import FTWT
-from cofire.gating import GatedModel
+from cofire.gates.gating import GatedModel
 from cofire.shift.calibration import brier, calibration_error
 from cofire.shift.corruptions import Corruption, corruption
 from cofire.shift.drift import drift

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from cofire.paper import Budget, read_paper
-from cofire.strict import structure
+from cofire.experiments.paper import Budget, read_paper
+from cofire.files.strict import structure
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Group
 
-from cofire.cost import COLUMNS
 from cofire.evaluation import Report
+from cofire.files.strict import structure
+from cofire.graph.cost import COLUMNS
 from cofire.shift.drift import Drift
 from cofire.shift.paper import paper
-from cofire.strict import structure
 from cofire.text import Grid, rendered
 
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from cofire.data.images import AbstractImages
 from cofire.errors import ConfigError
-from cofire.experiment import as_table, read_run
-from cofire.persistence import load
-from cofire.provenance import provenance
-from cofire.runs import read_result, read_sets, short_names, whole_macs
+from cofire.experiments.provenance import provenance
+from cofire.experiments.recipes import as_table, read_run
+from cofire.experiments.runs import read_result, read_sets, short_names, whole_macs
+from cofire.gates.persistence import load
 from cofire.shift.measure import shift
 from cofire.shift.results import Shift
 

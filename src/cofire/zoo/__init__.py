@@ -14,8 +14,8 @@ from typing import Any
 from torch import nn
 
 from cofire.errors import FileError, unknown
-from cofire.files import read_json
-from cofire.persistence import load as load_folder
+from cofire.files.atomic import read_json
+from cofire.gates.persistence import load as load_folder
 from cofire.text import percent
 
 _HERE = Path(__file__).parent

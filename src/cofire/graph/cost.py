@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError, unknown
-from cofire.graph import Graph, Live, live_inputs
-from cofire.ops import Conv, Op
-from cofire.units import head_macs
+from cofire.graph.graph import Graph, Live, live_inputs
+from cofire.graph.ops import Conv, Op
+from cofire.graph.units import head_macs
 
 Column = Literal["paper", "executed", "executed+heads"]
 COLUMNS: tuple[Column, ...] = get_args(Column)

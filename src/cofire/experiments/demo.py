@@ -14,18 +14,18 @@ from rich.table import Table
 
 from cofire import data
 from cofire.backbones import create_backbone
-from cofire.cost import COLUMNS
 from cofire.estimate import estimate, solve_ratio
 from cofire.evaluation import Report, bar, evaluate
-from cofire.experiment import BackbonePart, DataPart, Experiment, as_table
-from cofire.files import write_json
+from cofire.experiments.provenance import provenance
+from cofire.experiments.recipes import BackbonePart, DataPart, Experiment, as_table
+from cofire.files.atomic import write_json
 from cofire.gates.ftwt import FTWT
-from cofire.gating import gate
-from cofire.persistence import save
-from cofire.provenance import provenance
-from cofire.recipe import Recipe
+from cofire.gates.gating import gate
+from cofire.gates.persistence import save
+from cofire.graph.cost import COLUMNS
 from cofire.text import percent
-from cofire.training import FitResult, fit
+from cofire.training.loop import FitResult, fit
+from cofire.training.recipe import Recipe
 
 _DATA = DataPart(name="digits", batch_size=64, augment="crop", pad=1, val=200, eval_batch_size=200)
 _SHOWN_RATIOS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)

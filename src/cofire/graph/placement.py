@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from torch import nn
 
 from cofire.errors import NoUnitError
-from cofire.graph import Graph
-from cofire.ops import Op
-from cofire.units import Placement, Role, Unit, Units, group_macs, head_macs
+from cofire.graph.graph import Graph
+from cofire.graph.ops import Op
+from cofire.graph.units import Placement, Role, Unit, Units, group_macs, head_macs
 
 
 def place(graph: Graph, placement: Placement, filter_fn: Callable[[Unit], bool] | None = None) -> Graph:

@@ -14,10 +14,10 @@ from rich.table import Table
 
 from cofire import zoo
 from cofire.errors import ConfigError, FileError, unknown
-from cofire.experiment import Experiment, parse_experiment, read_experiment, read_run
-from cofire.files import read_json, write_json
-from cofire.paper import Budget, PaperRow, PaperTable, paper_tables
-from cofire.runs import runs_root, train_experiment
+from cofire.experiments.paper import Budget, PaperRow, PaperTable, paper_tables
+from cofire.experiments.recipes import Experiment, parse_experiment, read_experiment, read_run
+from cofire.experiments.runs import runs_root, train_experiment
+from cofire.files.atomic import read_json, write_json
 from cofire.text import markdown, rendered
 
 Result = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from cofire.layout import peak
+from cofire.gates.pooling import peak
 
 
 class Head(nn.Module):

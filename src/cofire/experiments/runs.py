@@ -14,25 +14,25 @@ from torch import nn
 
 from cofire import data, signatures, zoo
 from cofire.backbones import create_backbone
-from cofire.cost import cost
 from cofire.data.images import AbstractImages, Loader
 from cofire.errors import ConfigError, FileError
 from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
-from cofire.experiment import Experiment, as_table, read_run
-from cofire.files import read_json, write_json
+from cofire.experiments.provenance import provenance
+from cofire.experiments.recipes import Experiment, as_table, read_run
+from cofire.files.atomic import read_json, write_json
+from cofire.files.strict import differences
 from cofire.gates.ftwt import FTWT
-from cofire.gating import GatedModel, describe_backbone, gate, num_filters
-from cofire.graph import trace
-from cofire.persistence import load, save
-from cofire.processes import processes, together
-from cofire.provenance import provenance
+from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
+from cofire.gates.persistence import load, save
+from cofire.graph.cost import cost
+from cofire.graph.graph import trace
 from cofire.pruning import prune
 from cofire.runtime.engine import Engine, normalised
 from cofire.runtime.lowering import lower
-from cofire.strict import differences
-from cofire.tracking import Track
-from cofire.training import FitResult, fit
+from cofire.training.loop import FitResult, fit
+from cofire.training.processes import processes, together
+from cofire.training.tracking import Track
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from cofire.backbones import create_backbone
 from cofire.errors import CofireError, ConfigError, FileError, unknown
-from cofire.files import MODEL_FORMAT, read_json, read_tensors, write_model
+from cofire.files.atomic import MODEL_FORMAT, read_json, read_tensors, write_model
+from cofire.files.strict import structure
 from cofire.gates.base import GateConfig, gate_types
-from cofire.gating import GatedModel, describe_backbone, gate, num_filters
-from cofire.strict import structure
+from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
 
 
 def save(model: nn.Module, folder: str | Path) -> Path:

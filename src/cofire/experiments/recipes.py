@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from cofire.data.augmenting import Augment
 from cofire.errors import ConfigError, FileError, unknown
-from cofire.files import read_json
+from cofire.files.atomic import read_json
+from cofire.files.strict import override, structure, unstructure
 from cofire.gates.base import GateConfig, gate_types
 from cofire.gates.ftwt import FTWT
 from cofire.pruning import PruneConfig, prune_types
-from cofire.recipe import Recipe
-from cofire.strict import override, structure, unstructure
+from cofire.training.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,10 @@ from torch import Tensor, fx, nn
 
 from cofire.backbones.registry import Backbone
 from cofire.errors import TraceError
-from cofire.ops import DEAD, Op
-from cofire.tracing import evaluating, trace_calls
-from cofire.units import Units
-from cofire.walk import Walk
+from cofire.graph.ops import DEAD, Op
+from cofire.graph.tracing import evaluating, trace_calls
+from cofire.graph.units import Units
+from cofire.graph.walk import Walk
 
 
 @dataclass(frozen=True)

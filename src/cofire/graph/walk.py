@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from cofire.ops import DEAD, LIVE, Conv, Kind, Op
-from cofire.tracing import is_elementwise, is_norm, norm_activates
+from cofire.graph.ops import DEAD, LIVE, Conv, Kind, Op
+from cofire.graph.tracing import is_elementwise, is_norm, norm_activates
 
 _MOVES: set[Any] = {
     *(torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.cat, torch.concat, torch.stack),

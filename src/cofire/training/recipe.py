@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cofire.errors import ConfigError
-from cofire.strict import check
+from cofire.files.strict import check
 
 _RISE, _START = 0.3, 1 / 25  # of one-cycle: share of the steps in which the rate rises, and from where (Smith 2018)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError, TrainingError
-from cofire.layout import peak, trough
+from cofire.gates.pooling import peak, trough
 
 _BITS = 0x7FFFFFFF  # all bits of a float32 but the sign
 

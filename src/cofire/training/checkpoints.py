@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import FileError
-from cofire.files import read_tensors, write_tensors
-from cofire.persistence import fill
+from cofire.files.atomic import read_tensors, write_tensors
+from cofire.gates.persistence import fill
 
 logger = logging.getLogger("cofire")
 _FORMAT = "cofire-checkpoint/1"

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, fx, nn
 
 from cofire.backbones import Backbone
-from cofire.cost import Cost, cost
 from cofire.errors import ConfigError, DataError, TrainingError, unknown
-from cofire.files import write_model
+from cofire.files.atomic import write_model
+from cofire.files.strict import unstructure
 from cofire.gates.base import AbstractGate, Decision, GateConfig, build_gates
-from cofire.graph import Graph, Live, trace
-from cofire.placement import place
-from cofire.strict import unstructure
-from cofire.units import Unit, Units
+from cofire.graph.cost import Cost, cost
+from cofire.graph.graph import Graph, Live, trace
+from cofire.graph.placement import place
+from cofire.graph.units import Unit, Units
 
 Observer = Callable[[str, Decision, Tensor], None]
 

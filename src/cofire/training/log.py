@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cofire.errors import FileError
-from cofire.files import write_text
+from cofire.files.atomic import write_text
 
 _TRACKED = ("loss", "mask_loss", "lr", "val_top1", "val_reduction")
 _TRACK_STEPS = 50  # steps between those that are tracked

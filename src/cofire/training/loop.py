@@ -24,23 +24,23 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from cofire import tracking
-from cofire.averaging import Average
-from cofire.checkpoints import CheckpointFolder, capture, restore
 from cofire.data.feeding import AnyLoader, checked, num_batches, progress
 from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
-from cofire.files import read_json, read_tensors, write_json, write_tensors
-from cofire.gating import GatedModel, describe_backbone, mask_loss, num_filters
-from cofire.layout import channels_last, to_channels_last
-from cofire.losses import distillation
-from cofire.persistence import fill
-from cofire.processes import together
-from cofire.recipe import Recipe
-from cofire.runlog import RunLog
-from cofire.strict import differences, unstructure
-from cofire.tracking import Track
+from cofire.files.atomic import read_json, read_tensors, write_json, write_tensors
+from cofire.files.strict import differences, unstructure
+from cofire.gates.gating import GatedModel, describe_backbone, mask_loss, num_filters
+from cofire.gates.losses import distillation
+from cofire.gates.persistence import fill
+from cofire.training import tracking
+from cofire.training.averaging import Average
+from cofire.training.checkpoints import CheckpointFolder, capture, restore
+from cofire.training.layout import channels_last, to_channels_last
+from cofire.training.log import RunLog
+from cofire.training.processes import together
+from cofire.training.recipe import Recipe
+from cofire.training.tracking import Track
 
 
 @dataclass(frozen=True, kw_only=True)

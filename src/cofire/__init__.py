@@ -4,6 +4,8 @@ The files, in the data's way; each imports only from files above it:
 
     errors.py            what a user can do wrong, one class each
     text.py              tables as text
+    progress.py          how far long work has come
+    extras.py            packages that only some features need
     files/
         atomic.py        files that are whole or not there
         strict.py        TOML and JSON tables <-> frozen dataclasses
@@ -37,8 +39,9 @@ The files, in the data's way; each imports only from files above it:
         losses.py        logits + what they should be -> loss
         heads.py         a unit's input -> logits
         base.py          what a gate is; the registry of methods
-        ftwt.py          Fire Together Wire Together
         gating.py        gate(model, config) -> GatedModel
+        ftwt.py          Fire Together Wire Together
+        fixed.py         the same filters for every image
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers

@@ -13,8 +13,8 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from cofire.data.decoding import require
 from cofire.errors import TraceError
+from cofire.extras import require
 from cofire.files.atomic import write_atomically
 from cofire.gates.gating import GatedModel
 from cofire.graph.graph import default_input_shape

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from cofire.analysis.decisions import Decisions
 from cofire.analysis.routes import routes
-from cofire.data.feeding import AnyLoader, feed, progress
+from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError, DataError, unknown
 from cofire.gates.gating import GatedModel
 from cofire.graph.tracing import evaluating
+from cofire.progress import progress
 from cofire.pruning.base import Scores
 from cofire.pruning.l1 import L1, l1_scores
 

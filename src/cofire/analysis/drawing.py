@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 from xml.etree import ElementTree
 
-from cofire.data.decoding import require
 from cofire.errors import ConfigError
+from cofire.extras import require
 from cofire.files.atomic import write_atomically
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from cofire.analysis.drawing import to_inline_svg
 from cofire.analysis.panels import Panel, trade_off_panel
 from cofire.analysis.study import Study
 from cofire.analysis.tradeoff import Result, kind, paper_points
-from cofire.data.decoding import require
+from cofire.extras import require
 from cofire.files.atomic import write_text
 from cofire.graph.cost import COLUMNS
 from cofire.text import percent

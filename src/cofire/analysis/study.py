@@ -25,7 +25,6 @@ from cofire.analysis.responses import heatmaps, model_units, responses
 from cofire.analysis.routes import redundancy, routes
 from cofire.analysis.spending import ClassSpending, extremes, shares, spending_per_class
 from cofire.analysis.tradeoff import Result
-from cofire.data.feeding import progress
 from cofire.data.images import AbstractImages
 from cofire.errors import CofireError, unknown
 from cofire.evaluation import evaluate
@@ -35,6 +34,7 @@ from cofire.experiments.runs import read_result, read_sets, short_names, weights
 from cofire.files.atomic import write_atomically, write_json, write_tensors
 from cofire.gates.gating import GatedModel, gate
 from cofire.gates.persistence import load
+from cofire.progress import progress
 from cofire.text import percent
 
 IMAGES = 2000

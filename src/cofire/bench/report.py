@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from cofire.bench.results import Result, Timed
-from cofire.data.decoding import require
+from cofire.extras import require
 from cofire.text import percent
 
 LOWEST = -150  # per cent of latency saved; what is slower is below the plot

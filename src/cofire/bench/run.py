@@ -19,12 +19,12 @@ from cofire.bench.peers import PEERS, Array, Infer, Peer, PeerError, torch_threa
 from cofire.bench.results import Point, Result, Timed
 from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
-from cofire.data.feeding import progress
 from cofire.errors import CofireError, ConfigError
 from cofire.experiments.provenance import version
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate
 from cofire.graph.graph import default_input_shape
+from cofire.progress import progress
 
 SLICED = "PyTorch sliced"
 LARGEST_ERROR = 1e-3  # of the logits' standard deviation

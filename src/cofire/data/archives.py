@@ -24,8 +24,9 @@ import torch
 from rich.console import Console
 from rich.progress import wrap_file
 
-from cofire.data.decoding import Decoded, require
+from cofire.data.decoding import Decoded
 from cofire.errors import FileError, unknown
+from cofire.extras import require
 from cofire.files.atomic import read_tensors, write_tensors
 
 Content = Mapping[str, bytes]  # file name -> what is in it

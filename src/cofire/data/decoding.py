@@ -13,7 +13,6 @@ import logging
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from cofire.errors import ConfigError, DataError, FileError
+from cofire.extras import require
 from cofire.files.atomic import write_atomically
 
 if TYPE_CHECKING:
@@ -44,14 +44,6 @@ FORMATS = (
     "TIFF",
 )  # to try all that Pillow knows takes twice as long
 Fit = Callable[["Image"], "Image"]  # brings an RGB picture to the size of its set
-
-
-def require(module: str, package: str, extra: str) -> ModuleType:
-    """The module of an optional package, or an error that names the extra to install."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise DataError(f"{package} is needed here: pip install cofire[{extra}]") from error
 
 
 def cache_root() -> Path:

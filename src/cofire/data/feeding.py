@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from cofire.data.images import Batch
 from cofire.errors import DataError
+from cofire.progress import progress
 
 AnyLoader = Iterable[Any]
 """Yields (x_BCHW, label_B), (x_BCHW, None), (x_BCHW,) or x_BCHW: a `Loader`, a torch DataLoader, a list."""
@@ -56,14 +54,3 @@ def checked(batch: Any) -> Batch:
         got = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise DataError(f"labels must be an integer tensor ({len(x)},), got {got}")
     return x, labels.long()
-
-
-def progress(text: str) -> Progress:
-    """A bar on standard error that goes away when done; silent without ``text`` or without a terminal.
-
-    Of several processes (torchrun, accelerate launch) the first shows it for all.
-    """
-    console = Console(stderr=True)
-    shown = bool(text) and console.is_terminal and os.environ.get("RANK", "0") == "0"
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not shown)

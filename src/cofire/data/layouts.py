@@ -14,13 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 from rich.progress import Progress
 
-from cofire.data.decoding import class_names, open_rgb, require, resized
-from cofire.data.feeding import progress
+from cofire.data.decoding import class_names, open_rgb, resized
 from cofire.data.folders import check_same_classes, class_folders
 from cofire.data.shards import Picture, Shards, read_header, remove_shards, write_shard
 from cofire.data.stored import decoders
 from cofire.errors import ConfigError, DataError, FileError
+from cofire.extras import require
 from cofire.files.atomic import read_json, write_json
+from cofire.progress import progress
 
 logger = logging.getLogger("cofire")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cofire.data.archives import ARCHIVES, read_prepared
 from cofire.data.archives import prepare as prepare_archive
-from cofire.data.decoding import cache_root, centre, decode, exactly, read_parquet, read_parquet_once, require
+from cofire.data.decoding import cache_root, centre, decode, exactly, read_parquet, read_parquet_once
 from cofire.data.folders import check_same_classes, class_folders, existing, pictures_below
 from cofire.data.images import AbstractImages, Images
 from cofire.data.layouts import SUMMARY, check_prepared, open_prepared
@@ -24,6 +24,7 @@ from cofire.data.layouts import prepare as prepare_imagenet
 from cofire.data.shards import Shards
 from cofire.data.stored import StoredImages
 from cofire.errors import ConfigError, FileError, unknown
+from cofire.extras import require
 
 # The colour statistics of ImageNet, with which most published weights of the field were trained.
 MEAN = (0.485, 0.456, 0.406)

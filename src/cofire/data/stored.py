@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cofire.data.decoding import centre, channels_first, open_rgb, require
+from cofire.data.decoding import centre, channels_first, open_rgb
 from cofire.data.images import AbstractImages, Batch
 from cofire.data.shards import Shards
 from cofire.errors import ConfigError, FileError
+from cofire.extras import require
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -41,6 +41,13 @@ class GateConfig(Placement):
 
     reduction: Literal["mean", "sum"] = "mean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
+    foretold: ClassVar[bool] = False
+    """Whether `estimate` can tell what it will cost before training; such a config has a ``ratio``."""
+
+    @property
+    def label(self) -> str:
+        """The method and its knob in a few words, for tables."""
+        return type(self).__name__
 
     @classmethod
     def preset(cls, name: str, **options: Any) -> Self:

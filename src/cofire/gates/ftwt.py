@@ -63,6 +63,12 @@ class FTWT(GateConfig):
         },
     }
 
+    foretold: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        return f"FTWT r = {self.ratio:g}"
+
     def __post_init__(self) -> None:
         check(self)
         if not 0.0 < self.ratio <= 1.0:

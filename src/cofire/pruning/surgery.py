@@ -14,8 +14,8 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from cofire.data.decoding import require
 from cofire.errors import CofireError, TraceError
+from cofire.extras import require
 from cofire.graph.cost import cost
 from cofire.graph.graph import Graph, Live, live_inputs, trace
 from cofire.pruning.removal import inner_modules

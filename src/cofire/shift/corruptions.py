@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cofire.data.augmenting import stream
-from cofire.data.decoding import require
 from cofire.errors import ConfigError, DataError, unknown
+from cofire.extras import require
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from cofire.analysis.decisions import Bits, packed
-from cofire.data.feeding import AnyLoader, progress
+from cofire.data.feeding import AnyLoader
 from cofire.data.images import AbstractImages
 from cofire.errors import ConfigError, DataError
 from cofire.evaluation import Report, evaluate
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel
+from cofire.progress import progress
 from cofire.shift.calibration import brier, calibration_error
 from cofire.shift.corruptions import Corruption, corruption
 from cofire.shift.drift import drift

@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from cofire.data.feeding import AnyLoader, checked, num_batches, progress
+from cofire.data.feeding import AnyLoader, checked, num_batches
 from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
@@ -33,6 +33,7 @@ from cofire.files.strict import differences, unstructure
 from cofire.gates.gating import GatedModel, describe_backbone, mask_loss, num_filters
 from cofire.gates.losses import distillation
 from cofire.gates.persistence import fill
+from cofire.progress import progress
 from cofire.training import tracking
 from cofire.training.averaging import Average
 from cofire.training.checkpoints import CheckpointFolder, capture, restore

@@ -7,8 +7,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 
 #include "cpu.h"
 #include "engine.h"
@@ -31,11 +33,36 @@ T* sized(const Maybe<T>& array, size_t size, const char* name) {
     return array->data();
 }
 
+// The calls that run without the GIL. A daemon thread that asks for the GIL after the interpreter has begun to exit is
+// ended by Python in the middle of our frames, which ends the process with an error. So the exit waits for the calls in
+// flight, and later ones keep the GIL. Both numbers belong to the holder of the GIL.
+int in_flight = 0;
+bool exiting = false;
+
+void wait_for_calls() {
+    exiting = true;
+    while (in_flight > 0) {
+        nb::gil_scoped_release release;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+template <class Work>
+auto without_gil(Work work) {
+    struct Flight {
+        Flight() { ++in_flight; }
+        ~Flight() { --in_flight; }
+    };
+    if (exiting) return work();
+    const Flight flight;
+    nb::gil_scoped_release release;
+    return work();
+}
+
 cofire::Engine* make_engine(nb::bytes file, const std::string& kernel, const std::string& tuning) {
     const auto* data = static_cast<const uint8_t*>(file.data());
     const size_t size = file.size();
-    nb::gil_scoped_release release;
-    return new cofire::Engine(cofire::load_program(data, size), kernel, tuning);
+    return without_gil([&] { return new cofire::Engine(cofire::load_program(data, size), kernel, tuning); });
 }
 
 // Arrays over groups (masks, logits, forced) hold the groups one after the other, each (batch, filters).
@@ -78,14 +105,14 @@ void run(const cofire::Engine& engine, Array<const float> x, Array<float> output
         for (size_t g = 0; g < is_forced.size(); ++g)
             if (!is_forced[g]) forced_of[g] = nullptr;
     }
-    nb::gil_scoped_release release;
-    engine.run(call);
+    without_gil([&] { engine.run(call); });
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "The compiled side of cofire.";
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function(&wait_for_calls));
     m.def("cpu_features", &cofire::cpu_features, "Instruction sets of this machine that kernels can use.");
     m.def("machine", &cofire::machine, "The CPU's model and instruction sets: what a tuning holds for.");
     nb::class_<cofire::Engine>(m, "Engine", "A program, ready to run. Calls may come from several threads.")

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "forks.h"
 #include "image.h"
 #include "tuning.h"
 #include "workers.h"
@@ -81,15 +82,14 @@ struct Engine::State {
     Prepared prepared;
     std::string kernel;
     std::vector<std::string> algorithms;
-    std::mutex mutex;
-    std::vector<std::unique_ptr<Session>> idle;
+    std::vector<std::unique_ptr<Session>> idle;  // under unforked()
 
     State(Program program, const Leaf& leaf, std::string name)
         : prepared(std::move(program), leaf), kernel(std::move(name)) {}
 
     std::unique_ptr<Session> borrow(int threads, bool together) {
         {
-            std::lock_guard<std::mutex> lock(mutex);
+            std::lock_guard<std::mutex> lock(unforked());
             for (auto& session : idle)
                 if (session->threads == threads && session->together == together) {
                     std::unique_ptr<Session> found = std::move(session);
@@ -102,7 +102,7 @@ struct Engine::State {
     }
 
     void give_back(std::unique_ptr<Session> session) {
-        std::lock_guard<std::mutex> lock(mutex);
+        std::lock_guard<std::mutex> lock(unforked());
         idle.push_back(std::move(session));
     }
 };

@@ -59,10 +59,17 @@ auto without_gil(Work work) {
     return work();
 }
 
-cofire::Engine* make_engine(nb::bytes file, const std::string& kernel, const std::string& tuning) {
+cofire::Engine* make_engine(nb::bytes file, const std::string& kernel, const std::string& tuning, int64_t memory,
+                            double work, double tuning_seconds) {
     const auto* data = static_cast<const uint8_t*>(file.data());
     const size_t size = file.size();
-    return without_gil([&] { return new cofire::Engine(cofire::load_program(data, size), kernel, tuning); });
+    return without_gil([&] { return new cofire::Engine(cofire::load_program(data, size), kernel, tuning, {memory, work, tuning_seconds}); });
+}
+
+void check(nb::bytes file) {
+    const auto* data = static_cast<const uint8_t*>(file.data());
+    const size_t size = file.size();
+    without_gil([&] { cofire::load_program(data, size); });
 }
 
 // Arrays over groups (masks, logits, forced) hold the groups one after the other, each (batch, filters).
@@ -115,8 +122,11 @@ NB_MODULE(_native, m) {
     nb::module_::import_("atexit").attr("register")(nb::cpp_function(&wait_for_calls));
     m.def("cpu_features", &cofire::cpu_features, "Instruction sets of this machine that kernels can use.");
     m.def("machine", &cofire::machine, "The CPU's model and instruction sets: what a tuning holds for.");
+    m.def("check", &check, nb::arg("file"), "Raises RuntimeError unless the bytes are a program file.");
+    nb::exception<cofire::TooCostly>(m, "TooCostly", PyExc_RuntimeError);
     nb::class_<cofire::Engine>(m, "Engine", "A program, ready to run. Calls may come from several threads.")
-        .def(nb::new_(&make_engine), nb::arg("file"), nb::arg("kernel") = "", nb::arg("tuning") = "")
+        .def(nb::new_(&make_engine), nb::arg("file"), nb::arg("kernel") = "", nb::arg("tuning") = "",
+             nb::arg("memory") = cofire::Limits().memory, nb::arg("work") = 0.0, nb::arg("tuning_seconds") = -1.0)
         .def("run", &run, nb::arg("x"), nb::arg("output"), nb::arg("threads"), nb::arg("threshold"), nb::arg("heads"),
              nb::arg("masks").none(), nb::arg("macs").none(), nb::arg("logits").none(), nb::arg("seconds").none(),
              nb::arg("forced").none(), nb::arg("is_forced"))

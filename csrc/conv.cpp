@@ -53,7 +53,7 @@ class Reference final : public AbstractConv {
                     const float sum =
                         pixel(call, o, oy, ox, &macs) + op_.bias[o] + (call.residual ? call.residual[at] : 0);
                     call.y[at] = activated(sum, op_.act, op_.slope);
-                    if (call.peak && call.y[at] > call.peak[o]) call.peak[o] = call.y[at];
+                    if (call.peak && !(call.y[at] <= call.peak[o])) call.peak[o] = call.y[at];
                 }
         }
         return macs;
@@ -86,6 +86,8 @@ class Reference final : public AbstractConv {
 
 bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
 
+constexpr int64_t kPanels = 1 << 24;  // floats that im2col may copy inputs to
+
 // Whether leaves have the tiles F(m, taps per phase of the stride).
 bool is_winograd(int m, const Op& op) {
     const int taps = (op.kernel.h + op.stride.h - 1) / op.stride.h;
@@ -103,7 +105,8 @@ std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
     if (is_winograd(4, op) && std::min(y.h, y.w) > 6) found.push_back("wino4");
     if (is_winograd(2, op) && y.area() > 4 && y.area() <= 28 * 28) found.push_back("wino2");
     found.push_back("gemm");
-    if (op.groups == 1 && y.area() > 4 && (op.kernel.h * op.kernel.w == 1 || y.area() <= 16 * 16))
+    const int taps = op.kernel.h * op.kernel.w;
+    if (op.groups == 1 && y.area() > 4 && (taps == 1 || y.area() <= 16 * 16) && int64_t(x.c) * taps * y.area() <= kPanels)
         found.push_back("im2col");
     found.push_back("ref");
     return found;

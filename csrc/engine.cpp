@@ -107,23 +107,26 @@ struct Engine::State {
     }
 };
 
-Engine::Engine(Program program, const std::string& kernel, const std::string& tuning) {
+Engine::Engine(Program program, const std::string& kernel, const std::string& tuning, const Limits& limits) {
+    check_work(program, limits);
     const bool reference = kernel == "ref";
     const Leaf* leaf = find_leaf(reference ? "" : kernel.c_str());
     if (!leaf) throw std::runtime_error("there is no kernel set '" + kernel + "' for this CPU");
     state_ = std::make_unique<State>(std::move(program), *leaf, reference ? "ref" : leaf->name);
     Prepared& prepared = state_->prepared;
+    check_memory(prepared.bytes(), limits);
     const std::vector<Op>& ops = prepared.program.ops;
     if (reference)
         for (const Op& op : ops) state_->algorithms.push_back(op.kind == Kind::conv ? "ref" : "-");
     else
-        state_->algorithms = tuning.empty() ? tune(prepared.program, *leaf) : parse_tuning(prepared.program, tuning);
+        state_->algorithms = tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, tuning);
     for (size_t i = 0; i < ops.size(); ++i) {
         prepared.convs.push_back(nullptr);
         if (ops[i].kind == Kind::conv)
             prepared.convs[i] = make_conv(state_->algorithms[i], *leaf, ops[i], prepared.program.buffers[ops[i].src[0]],
                                           prepared.program.buffers[ops[i].dst], prepared.shelf);
     }
+    check_memory(prepared.bytes(), limits);
 }
 
 Engine::~Engine() = default;

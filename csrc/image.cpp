@@ -16,6 +16,9 @@ constexpr int kStreams = 6;  // rows of a head that are read at a time
 
 bool keeps_zero(Act act) { return act != Act::sigmoid && act != Act::hardsigmoid; }
 
+// Or a NaN.
+float larger(float a, float b) { return a != a || a >= b ? a : b; }
+
 int widest(const Program& program) {
     int most = 1;
     for (const Shape& shape : program.buffers) most = std::max(most, shape.c);
@@ -31,6 +34,16 @@ int64_t Prepared::room(int threads) const {
     for (const Op& op : program.ops)
         if (op.kind == Kind::pool) most = std::max(most, threads * pool_room(op));
     return most + kSlack;
+}
+
+double Prepared::bytes() const {
+    double floats = double(plan.arena) + double(room(1)) + 5.0 * widest(program), lists = 0;
+    for (size_t b = 0; b < program.buffers.size(); ++b) {
+        lists += program.buffers[b].c;
+        floats += plan.peaked[b] ? program.buffers[b].c : 0;
+    }
+    for (const Group& group : program.groups) lists += group.filters;
+    return sizeof(float) * floats + (sizeof(int) + 1) * lists;
 }
 
 int64_t Prepared::pool_room(const Op& op) const {
@@ -189,7 +202,7 @@ void Image::merge_peaks(int buffer, const Member& member) {
     const Range mine = member.share(shape(buffer).c);
     for (int c = mine.begin; c < mine.end; ++c)
         for (int thread = 1; thread < member.threads; ++thread) {
-            peaks(buffer, 0)[c] = std::max(peaks(buffer, 0)[c], peaks(buffer, thread)[c]);
+            peaks(buffer, 0)[c] = larger(peaks(buffer, 0)[c], peaks(buffer, thread)[c]);
             peaks(buffer, thread)[c] = -INFINITY;
         }
     member.meet();
@@ -375,7 +388,7 @@ void Image::pool(const Op& op, int c, float* line) {
                                         ix >= -op.padding.left && ix < in.w + op.padding.right;
                     count += inside || (op.include_pad && padded);
                     const float pixel = inside ? x[int64_t(iy) * in.w + ix] : op.maximum ? -INFINITY : 0;
-                    value = !op.maximum ? value + pixel : pixel > value ? pixel : value;
+                    value = op.maximum ? larger(value, pixel) : value + pixel;
                 }
             y[oy * out.w + ox] = op.maximum ? value : value / float(count);
         }

@@ -26,6 +26,7 @@ void softmax(float* x, int n);
 void maximum(const float* x, int n, float* y);
 float largest(const float* x, int n);
 float sum(const float* x, int n);
+bool finite(const float* x, int n);
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

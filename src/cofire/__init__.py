@@ -156,7 +156,7 @@ from cofire.graph.cost import Cost, cost
 from cofire.graph.graph import Graph, trace
 from cofire.graph.units import Placement, Unit, Units
 from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
-from cofire.runtime.engine import Engine, compile, load_program
+from cofire.runtime.engine import Engine, Limits, compile, load_program
 from cofire.shift import Shift, shift
 from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
@@ -181,6 +181,7 @@ __all__ = [
     "GateConfig",
     "GatedModel",
     "Graph",
+    "Limits",
     "NoUnitError",
     "Placement",
     "PruneConfig",

@@ -154,8 +154,9 @@ from cofire.errors import (
 from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
-from cofire.gates import FTWT
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.fixed import Fixed
+from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate, mask_loss
 from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
@@ -192,6 +193,7 @@ __all__ = [
     "FileError",
     "FilterMask",
     "FitResult",
+    "Fixed",
     "GateConfig",
     "GatedModel",
     "Graph",

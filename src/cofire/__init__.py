@@ -46,6 +46,7 @@ The files, in the data's way; each imports only from files above it:
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -155,6 +156,7 @@ from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate, mask_loss
@@ -174,6 +176,7 @@ from cofire.training.recipe import Recipe
 __version__ = _version()
 
 __all__ = [
+    "FBS",
     "FTWT",
     "L1",
     "AbstractCallback",

@@ -47,6 +47,7 @@ The files, in the data's way; each imports only from files above it:
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
+        lccl.py          a cheap conv says which positions are not computed
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -160,6 +161,7 @@ from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate, mask_loss
+from cofire.gates.lccl import LCCL
 from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
 from cofire.graph.cost import Cost, cost, expected_macs
@@ -179,6 +181,7 @@ __all__ = [
     "FBS",
     "FTWT",
     "L1",
+    "LCCL",
     "AbstractCallback",
     "AbstractGate",
     "AbstractMask",

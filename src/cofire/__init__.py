@@ -48,6 +48,7 @@ The files, in the data's way; each imports only from files above it:
         fixed.py         the same filters for every image
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         lccl.py          a cheap conv says which positions are not computed
+        blockdrop.py     a policy on the image says which residual branches run
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -157,6 +158,7 @@ from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.blockdrop import BlockDrop
 from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
@@ -187,6 +189,7 @@ __all__ = [
     "AbstractMask",
     "AbstractMethod",
     "Backbone",
+    "BlockDrop",
     "BlockMask",
     "CofireError",
     "CompileError",

@@ -36,7 +36,7 @@ from cofire.graph.graph import trace
 from cofire.measured import MEASURED, AbstractMeasured
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
-from cofire.runtime.program import read as read_program
+from cofire.runtime.program_file import read as read_program
 from cofire.shift.command import shift
 from cofire.training.processes import processes
 

@@ -88,6 +88,12 @@ class GatedModel(nn.Module):
         return self.graph.units
 
     @property
+    def last_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the last forward's input; the graph's before the first."""
+        channels, height, width = self.switchboard.input_shape or self.graph.input_shape
+        return channels, height, width
+
+    @property
     def decisions(self) -> dict[str, Decision]:
         """Site -> what was decided there in the last forward; empty before the first."""
         return dict(self.switchboard.decisions)

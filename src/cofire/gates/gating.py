@@ -229,7 +229,7 @@ def gate(
 
     Args:
         model: any module torch.fx can trace, taking one (B, C, H, W) batch.
-        config: of a registered method, e.g. ``FTWT(ratio=0.9)``.
+        config: of a registered method.
         filter_fn: called with each :class:`Unit` that could be gated; False leaves it open.
         input_shape: (C, H, W) of an image, for the MACs and for leaving out gates that cannot pay. Default:
             what a registered backbone was made for, else 224 x 224.

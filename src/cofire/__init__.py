@@ -34,18 +34,25 @@ The files, in the data's way; each imports only from files above it:
         tracing.py       nn.Module -> flat list of calls
         ops.py           what one call is
         walk.py          calls -> ops, by running them once
-        graph.py         ops -> Graph: how live channels flow through them
-        placement.py     Graph -> its units, by the rules
+        graph.py         calls and ops -> Graph
+        live.py          which channels can be non-zero at each op
+        masks.py         what a mask switches off: filters, pixels, blocks
+        placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/
         pooling.py       each channel's highest response
         targets.py       activations -> which filters should fire
         losses.py        logits + what they should be -> loss
         heads.py         a unit's input -> logits
-        base.py          what a gate is; the registry of methods
+        base.py          what a method is; the registry of methods
+        per_group.py     a method as one gate per group
+        switchboard.py   what a gated forward calls at each site
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
+        lccl.py          a cheap conv says which positions are not computed
+        blockdrop.py     a policy on the image says which residual branches run
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -79,7 +86,9 @@ The files, in the data's way; each imports only from files above it:
         recipe.py        Recipe: how to train
         processes.py     the processes of a run
         averaging.py     a moving average of weights
+        callbacks.py     what may be done to a run from outside
         layout.py        weights laid out for fast steps
+        setup.py         what learns, and its seeds
         loop.py          fit()
     zoo/                 trained models that ship with cofire
     experiments/
@@ -154,26 +163,40 @@ from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
 from cofire.files.card import Card
-from cofire.gates.base import AbstractGate, Decision, GateConfig, register_gate
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.blockdrop import BlockDrop
+from cofire.gates.fbs import FBS
+from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate, mask_loss
+from cofire.gates.lccl import LCCL
+from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
-from cofire.graph.cost import Cost, cost
+from cofire.graph.cost import Cost, cost, expected_macs
 from cofire.graph.graph import Graph, trace
-from cofire.graph.units import Placement, Unit, Units
+from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
+from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, compile, load_program
 from cofire.shift import Shift, shift
+from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
 
 __version__ = _version()
 
 __all__ = [
+    "FBS",
     "FTWT",
     "L1",
+    "LCCL",
+    "AbstractCallback",
     "AbstractGate",
+    "AbstractMask",
+    "AbstractMethod",
     "Backbone",
+    "BlockDrop",
+    "BlockMask",
     "Card",
     "CofireError",
     "CompileError",
@@ -184,17 +207,22 @@ __all__ = [
     "Engine",
     "Estimate",
     "FileError",
+    "FilterMask",
     "FitResult",
+    "Fixed",
     "GateConfig",
     "GatedModel",
     "Graph",
     "NoUnitError",
+    "PixelMask",
     "Placement",
     "PruneConfig",
     "Recipe",
     "Report",
     "Shift",
+    "Site",
     "Solution",
+    "Step",
     "Taylor",
     "TraceError",
     "TrainingError",
@@ -208,6 +236,7 @@ __all__ = [
     "data",
     "estimate",
     "evaluate",
+    "expected_macs",
     "fit",
     "gate",
     "list_backbones",
@@ -219,6 +248,7 @@ __all__ = [
     "register_backbone",
     "register_criterion",
     "register_gate",
+    "register_method",
     "save",
     "shift",
     "signatures",

@@ -51,9 +51,7 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of weights, inputs and masks.")] = 0,
     images: Annotated[
         str,
-        typer.Option(
-            help="Real images: a data set's name or a folder of pictures. Runs default to their test set."
-        ),
+        typer.Option(help="Real images: a data set's name or a folder of pictures. Runs default to their test set."),
     ] = "",
     count: Annotated[int, typer.Option(min=1, help="How many real images, one per round.")] = 200,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also torch.compile, which takes minutes.")] = False,

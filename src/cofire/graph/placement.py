@@ -86,8 +86,8 @@ def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
         NoUnitError: the model has no residual branch.
     """
     units = {op.name: _unit(graph, op, Placement(linear=True)) for op in graph.ops if op.kind == "conv"}
-    outside = {"gated": False, "reason": "not in a residual branch"}
-    units = {op: dataclasses.replace(unit, group=unit.name, **outside) for op, unit in units.items()}
+    for op, unit in units.items():
+        units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
     branches = [branch for op in graph.ops if op.kind == "add" and (branch := _branch(graph, op)) is not None]
     owners: dict[str, str] = {}
     for branch in branches:

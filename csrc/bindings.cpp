@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "conv.h"
 #include "cpu.h"
 #include "engine.h"
 
@@ -72,6 +73,12 @@ void check(nb::bytes file) {
     without_gil([&] { cofire::load_program(data, size); });
 }
 
+std::vector<std::string> conv_algorithms() {
+    std::vector<std::string> names;
+    for (const cofire::ConvAlgorithm& algorithm : cofire::conv_algorithms()) names.emplace_back(algorithm.name);
+    return names;
+}
+
 // Arrays over groups (masks, logits, forced) hold the groups one after the other, each (batch, filters).
 template <class T>
 std::vector<T*> by_group(T* data, const cofire::Program& program, int batch) {
@@ -124,6 +131,7 @@ NB_MODULE(_native, m) {
     m.def("machine", &cofire::machine, "The CPU's model and instruction sets: what a tuning holds for.");
     m.def("check", &check, nb::arg("file"), "Raises RuntimeError unless the bytes are a program file.");
     nb::exception<cofire::TooCostly>(m, "TooCostly", PyExc_RuntimeError);
+    m.def("conv_algorithms", &conv_algorithms, "Names of all algorithms for convs; the last is the reference.");
     nb::class_<cofire::Engine>(m, "Engine", "A program, ready to run. Calls may come from several threads.")
         .def(nb::new_(&make_engine), nb::arg("file"), nb::arg("kernel") = "", nb::arg("tuning") = "",
              nb::arg("memory") = cofire::Limits().memory, nb::arg("work") = 0.0, nb::arg("tuning_seconds") = -1.0)

@@ -11,11 +11,12 @@
 
 namespace cofire {
 
-std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_winograd2(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_winograd4(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
 std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
 std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y);
-std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y);
+std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
 
 constexpr int kFewPixels = 4;  // the largest map that make_dot takes
 
@@ -51,6 +52,16 @@ inline void close_gaps(float* lines, int count, int pitch, int length) {
 inline bool lies_as_output(const Op& op, Shape x, Shape y) {
     return op.kernel.h * op.kernel.w == 1 && op.stride.h == 1 && op.stride.w == 1 && x.area() == y.area() &&
            op.padding.top == 0 && op.padding.left == 0;
+}
+
+// The sums of n pixels of filter o, from pixel `first` on, become outputs. A plane that is whole then is still near, so
+// that adding it up costs little.
+inline void finish(const Leaf& leaf, const Op& op, const ConvCall& call, int o, const float* sums, int area, int first,
+                   int n) {
+    const int64_t at = int64_t(o) * area + first;
+    leaf.finish(sums, n, call.factor[o], call.bias[o], call.residual ? call.residual + at : nullptr, op.act, op.slope,
+                call.y + at, call.peak ? call.peak + o : nullptr);
+    if (call.sum && n == area) call.sum[o] = leaf.sum(call.y + at, area);
 }
 
 // For maps too narrow for whole lines: where each tap of each output pixel lies in the plane, which is `x.area()`, the

@@ -74,8 +74,6 @@ class Winograd final : public AbstractConv {
                 for (int i = 0; i < x.c; ++i) transform(g, phase, o, i);
     }
 
-    const char* name() const override { return toom_.m == 4 ? "wino4" : "wino2"; }
-
     Stretch weights() const override { return {weights_, weights_size()}; }
 
     int64_t room(int threads) const override {
@@ -257,9 +255,7 @@ class Winograd final : public AbstractConv {
         if (!leaf_.finite(pixels, n))
             for (int i = 0; i < n; ++i)
                 if (!std::isfinite(pixels[i])) pixels[i] = direct(call, o, first + i / y_.w, i % y_.w);
-        const int64_t at = int64_t(o) * y_.area() + int64_t(first) * y_.w;
-        leaf_.finish(pixels, n, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
-                     call.y + at, call.peak ? call.peak + o : nullptr);
+        finish(leaf_, op_, call, o, pixels, y_.area(), first * y_.w, n);
         return int64_t(call.n_in) * op_.kernel.h * op_.kernel.w * n;
     }
 
@@ -293,10 +289,17 @@ class Winograd final : public AbstractConv {
     float* weights_;  // (position, filter, input of a phase)
 };
 
-}  // namespace
-
 std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
     return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, leaf, op, x, y, shelf);
+}
+
+}  // namespace
+
+std::unique_ptr<AbstractConv> make_winograd2(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
+    return make_winograd(2, leaf, op, x, y, shelf);
+}
+std::unique_ptr<AbstractConv> make_winograd4(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
+    return make_winograd(4, leaf, op, x, y, shelf);
 }
 
 }  // namespace cofire

@@ -45,18 +45,27 @@ void fill_randomly(Floats* values) {
     }
 }
 
+struct Competitor {
+    std::string name;
+    std::unique_ptr<AbstractConv> conv;
+};
+
 struct Trial {
     const Op& op;
     Shape x, y;
     std::vector<int> in, out;
     Floats input, output;
     const std::vector<float>& flood;  // read between tries
+    const std::vector<float> ones{std::vector<float>(size_t(y.c), 1.0f)};
 
     void run(const AbstractConv& conv, Floats& room) {
         Barrier barrier(1);
         Upcoming upcoming;
-        ConvCall call{input.data(),  in.data(), int(in.size()), out.data(),  int(out.size()),
-                      output.data(), nullptr,   nullptr,        room.data(), &upcoming};
+        ConvCall call{};
+        call.x = input.data(), call.in = in.data(), call.n_in = int(in.size());
+        call.out = out.data(), call.n_out = int(out.size());
+        call.factor = ones.data(), call.bias = op.bias, call.y = output.data();
+        call.room = room.data(), call.upcoming = &upcoming;
         conv.run(call, Member{0, 1, &barrier});
     }
 
@@ -72,21 +81,21 @@ struct Trial {
 
     // The fastest algorithm. They take turns, so that a busy machine hits all alike; the best try counts. When the time
     // is over, what is known has to do.
-    std::string fastest(const std::vector<std::unique_ptr<AbstractConv>>& convs, double deadline) {
+    std::string fastest(const std::vector<Competitor>& competitors, double deadline) {
         int64_t most = 0;
-        for (const auto& conv : convs) most = std::max(most, conv->room(1));
+        for (const Competitor& competitor : competitors) most = std::max(most, competitor.conv->room(1));
         Floats room(most);
-        std::vector<double> least(convs.size(), std::numeric_limits<double>::infinity());
+        std::vector<double> least(competitors.size(), std::numeric_limits<double>::infinity());
         const auto best = [&] { return std::min_element(least.begin(), least.end()); };
         for (int round = 0; round <= kRounds && seconds_now() < deadline; ++round) {
             const double limit = kHopeless * *best();
-            for (size_t i = 0; i < convs.size() && seconds_now() < deadline; ++i) {
+            for (size_t i = 0; i < competitors.size() && seconds_now() < deadline; ++i) {
                 if (round > 2 && least[i] > limit) continue;
-                const double seconds = time(*convs[i], room);
+                const double seconds = time(*competitors[i].conv, room);
                 if (round > 0) least[i] = std::min(least[i], seconds);
             }
         }
-        return convs[best() - least.begin()]->name();
+        return competitors[best() - least.begin()].name;
     }
 };
 
@@ -99,15 +108,15 @@ Trial trial_of(const Op& op, Shape x, Shape y, const std::vector<float>& flood) 
 }
 
 // The algorithms that compete: the reference, the last of all, only defines. Some want much memory for a large map.
-std::vector<std::unique_ptr<AbstractConv>> competitors(const Op& op, Shape x, Shape y, const Leaf& leaf,
-                                                       const Limits& limits, Shelf& shelf) {
-    std::vector<std::string> names = conv_algorithms(op, x, y);
+std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Leaf& leaf, const Limits& limits,
+                                       Shelf& shelf) {
+    std::vector<std::string> names = fitting_algorithms(op, x, y);
     names.pop_back();
-    std::vector<std::unique_ptr<AbstractConv>> found;
+    std::vector<Competitor> found;
     for (const std::string& name : names) {
         auto conv = make_conv(name, leaf, op, x, y, shelf);
         const double bytes = 4 * double(conv->room(1) + x.size() + y.size());
-        if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory)) found.push_back(std::move(conv));
+        if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory)) found.push_back({name, std::move(conv)});
     }
     return found;
 }
@@ -183,10 +192,10 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
         std::vector<std::string>& names = known[shape_key(op, x, y)];
         if (names.empty()) {
             Shelf shelf;
-            const auto convs = competitors(op, x, y, leaf, limits, shelf);
-            for (const auto& conv : convs) names.push_back(conv->name());
-            if (convs.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
-                const std::string best = trial_of(op, x, y, flood).fastest(convs, deadline);
+            const std::vector<Competitor> competitors = competitors_of(op, x, y, leaf, limits, shelf);
+            for (const Competitor& competitor : competitors) names.push_back(competitor.name);
+            if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
+                const std::string best = trial_of(op, x, y, flood).fastest(competitors, deadline);
                 std::stable_partition(names.begin(), names.end(), [&](const std::string& name) { return name == best; });
             }
         }
@@ -208,7 +217,7 @@ std::vector<std::string> parse_tuning(const Program& program, const std::string&
     for (size_t i = 0; i < words.size(); ++i) {
         const Op& op = program.ops[i];
         std::vector<std::string> names{"-"};
-        if (op.kind == Kind::conv) names = conv_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
+        if (op.kind == Kind::conv) names = fitting_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");

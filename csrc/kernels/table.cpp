@@ -27,6 +27,7 @@ const Leaf leaf{COFIRE_NAME(COFIRE_ISA),
                 maximum,
                 largest,
                 sum,
+                sum_of_magnitudes,
                 finite};
 
 }  // namespace COFIRE_ISA

@@ -6,9 +6,11 @@ The files, in the data's way; each imports only from files above it:
     text.py              tables as text
     progress.py          how far long work has come
     extras.py            packages that only some features need
+    plugins.py           methods, criteria and backbones from outside
     files/
         atomic.py        files that are whole or not there
         strict.py        TOML and JSON tables <-> frozen dataclasses
+        card.py          what a model expects, and what is known of it
     data/
         augmenting.py    what training does to pictures
         images.py        sets of images, and the batches they are fed in
@@ -21,31 +23,41 @@ The files, in the data's way; each imports only from files above it:
         archives.py      the original archives of CIFAR -> files of pixels
         sources.py       digits, CIFAR, ImageNet, folders, synthetic images
     backbones/
+        published.py     weights that others published: where to get them
         registry.py      create_backbone, list_backbones, load_weights
         vgg.py           VGG 11 to 19, CIFAR and ImageNet
         resnet.py        ResNet 20 to 110 (CIFAR), 18 to 50 (ImageNet)
         mobilenet.py     MobileNet V1 and V2
+        packages.py      networks of timm and torchvision
     graph/
         units.py         what can be switched off, and where gates may sit
         tracing.py       nn.Module -> flat list of calls
         ops.py           what one call is
         walk.py          calls -> ops, by running them once
-        graph.py         ops -> Graph: how live channels flow through them
-        placement.py     Graph -> its units, by the rules
+        graph.py         calls and ops -> Graph
+        live.py          which channels can be non-zero at each op
+        masks.py         what a mask switches off: filters, pixels, blocks
+        placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/
         pooling.py       each channel's highest response
         targets.py       activations -> which filters should fire
         losses.py        logits + what they should be -> loss
         heads.py         a unit's input -> logits
-        base.py          what a gate is; the registry of methods
+        base.py          what a method is; the registry of methods
+        per_group.py     a method as one gate per group
+        switchboard.py   what a gated forward calls at each site
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
+        lccl.py          a cheap conv says which positions are not computed
+        blockdrop.py     a policy on the image says which residual branches run
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
-        program.py       ops on numbered buffers, and their file
+        program.py       ops on numbered buffers
+        program_file.py  their file, written whole and read strictly
         folding.py       a program -> the same function in fewer ops
         building.py      ops under construction
         elementwise.py   a function of one element -> scale and shift, or an activation
@@ -75,7 +87,9 @@ The files, in the data's way; each imports only from files above it:
         recipe.py        Recipe: how to train
         processes.py     the processes of a run
         averaging.py     a moving average of weights
+        callbacks.py     what may be done to a run from outside
         layout.py        weights laid out for fast steps
+        setup.py         what learns, and its seeds
         loop.py          fit()
     zoo/                 trained models that ship with cofire
     experiments/
@@ -124,6 +138,7 @@ The files, in the data's way; each imports only from files above it:
         paper.py         the paper's latency table
         command.py       the bench's command line
     measured.py          the paper's latency and shift tables, made again
+    results.py           result files of runs, and the tables in documents
     cli.py               the command line
 """
 
@@ -148,26 +163,42 @@ from cofire.errors import (
 from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
-from cofire.gates.base import AbstractGate, Decision, GateConfig, register_gate
+from cofire.files.card import Card
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.blockdrop import BlockDrop
+from cofire.gates.fbs import FBS
+from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate, mask_loss
+from cofire.gates.lccl import LCCL
+from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
-from cofire.graph.cost import Cost, cost
+from cofire.graph.cost import Cost, cost, expected_macs
 from cofire.graph.graph import Graph, trace
-from cofire.graph.units import Placement, Unit, Units
+from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
+from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, Limits, compile, load_program
 from cofire.shift import Shift, shift
+from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
 
 __version__ = _version()
 
 __all__ = [
+    "FBS",
     "FTWT",
     "L1",
+    "LCCL",
+    "AbstractCallback",
     "AbstractGate",
+    "AbstractMask",
+    "AbstractMethod",
     "Backbone",
+    "BlockDrop",
+    "BlockMask",
+    "Card",
     "CofireError",
     "CompileError",
     "ConfigError",
@@ -177,18 +208,23 @@ __all__ = [
     "Engine",
     "Estimate",
     "FileError",
+    "FilterMask",
     "FitResult",
+    "Fixed",
     "GateConfig",
     "GatedModel",
     "Graph",
     "Limits",
     "NoUnitError",
+    "PixelMask",
     "Placement",
     "PruneConfig",
     "Recipe",
     "Report",
     "Shift",
+    "Site",
     "Solution",
+    "Step",
     "Taylor",
     "TraceError",
     "TrainingError",
@@ -202,6 +238,7 @@ __all__ = [
     "data",
     "estimate",
     "evaluate",
+    "expected_macs",
     "fit",
     "gate",
     "list_backbones",
@@ -213,6 +250,7 @@ __all__ = [
     "register_backbone",
     "register_criterion",
     "register_gate",
+    "register_method",
     "save",
     "shift",
     "signatures",

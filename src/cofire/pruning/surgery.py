@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import reduce
-from operator import or_
 from types import ModuleType
 
 import torch
@@ -17,7 +15,8 @@ from torch import Tensor, nn
 from cofire.errors import CofireError, TraceError
 from cofire.extras import require
 from cofire.graph.cost import cost
-from cofire.graph.graph import Graph, Live, live_inputs, trace
+from cofire.graph.graph import Graph, trace
+from cofire.graph.live import Live, live_inputs
 from cofire.pruning.removal import inner_modules
 
 
@@ -37,11 +36,11 @@ def cut(model: nn.Module, graph: Graph, masks: Mapping[str, Tensor]) -> nn.Modul
     kept = {unit: masks[unit.group] for unit in graph.units if unit.gated}
     filters = {unit.conv: mask_O for unit, mask_O in kept.items()}
     through = {unit.out: Live.under(mask_O[None]) for unit, mask_O in kept.items()}
-    live = live_inputs(graph, through, lambda op, operands: reduce(or_, operands))
+    live = live_inputs(graph, through, next(iter(through.values())))
     with torch.no_grad():
         for op in graph.ops:
             if op.conv is not None:
-                inputs_I = live[op.name].level_BC[0] == 0
+                inputs_I = live[op.name].table_BC[0] == 0
                 _cut_layer(pruning, smaller.get_submodule(op.conv.module), inputs_I, filters.get(op.name))
         for unit, mask_O in kept.items():
             for name in inner_modules(graph, unit):

@@ -9,6 +9,9 @@ def cpu_features() -> list[str]:
 def machine() -> str:
     """The CPU's model and instruction sets: what a tuning holds for."""
 
+def conv_algorithms() -> list[str]:
+    """Names of all algorithms for convs; the last is the reference."""
+
 def check(file: bytes) -> None:
     """Raises RuntimeError unless the bytes are a program file."""
 

@@ -1,28 +1,15 @@
-"""A program: a flat list of ops on numbered buffers, all that the native engine runs, and its file.
+"""A program: a flat list of ops on numbered buffers, all that the native engine runs.
 
 ``docs/program.md`` is the definition; the fields here bear its names.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-import torch
 from rich.table import Table
 from torch import Tensor
-
-from cofire.errors import CompileError, ConfigError, FileError
-from cofire.files.atomic import write_atomically
-from cofire.files.strict import structure
-
-VERSION = 1
-_KEY = "cofire.program"
 
 Act = Literal["none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"]
 LIFTING: frozenset[Act] = frozenset({"sigmoid", "hardsigmoid"})
@@ -35,12 +22,25 @@ Padding: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Head:
-    """Decides a group's mask from the first source of the op it stands before; weight (filters, C), bias (filters)."""
+    """Decides a group's mask, for each image, right before the op it stands on.
 
-    pool: Literal["max", "avg"]
+    logits = weight . softmax(pooled) + bias, where ``pooled`` is what ``pool`` makes of a buffer over space.
+    """
+
+    pool: Literal["max", "avg", "abs", "both"]
+    """Maximum, mean, or mean of magnitudes, (C); ``both`` is all maxima, then all means, (2C)."""
     softmax: bool
+    """Over all that was pooled."""
     weight: Tensor
+    """(filters, C), with ``both`` (filters, 2C); or one such row, whose logit is that of every filter."""
     bias: Tensor | None
+    """As many as ``weight`` has rows."""
+    top: int | None = None
+    """This many filters are on, those with the largest logits; default: those with a logit above the threshold."""
+    scale: bool = False
+    """The group's filters have factors, max(logit, 0), for the ops that use them."""
+    src: int | None = None
+    """The buffer that is pooled; default: the op's first source."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +71,10 @@ class Op:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conv(Op):
-    """act(conv(src0) + bias [+ src1]); padding is (top, left, bottom, right)."""
+    """act(conv(src0) + bias [+ src1]); padding is (top, left, bottom, right).
+
+    With a ``shift``: act(factor * (conv(src0) + bias) + shift [+ src1]), by the factors of its gate's group.
+    """
 
     kernel: Pair
     stride: Pair
@@ -83,6 +86,7 @@ class Conv(Op):
     slope: float
     weight: Tensor
     bias: Tensor
+    shift: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,6 +156,15 @@ class Flatten(Op):
     """(C, H, W) -> (C*H*W, 1, 1)."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rescale(Op):
+    """act(src0 * factor + shift), per channel, by the factors of its gate's group."""
+
+    act: Act
+    slope: float
+    shift: Tensor
+
+
 KINDS: dict[str, type[Op]] = {
     "conv": Conv,
     "affine": Affine,
@@ -162,9 +175,9 @@ KINDS: dict[str, type[Op]] = {
     "move": Move,
     "pool": Pool,
     "flatten": Flatten,
+    "rescale": Rescale,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
-_COMMON = {field.name for field in fields(Op)}
 
 
 def kind_of(op: Op) -> str:
@@ -209,149 +222,3 @@ class Program:
 
     def _gate(self, op: Op) -> str | None:
         return None if op.gate is None else self.groups[op.gate.group].name
-
-
-def write(program: Program, path: str | Path) -> Path:
-    """Write a program file, whole or not at all."""
-    path = Path(path)
-    write_atomically(path, to_bytes(program))
-    return path
-
-
-def to_bytes(program: Program) -> bytes:
-    """The content of the program's file.
-
-    Raises:
-        ConfigError: the threshold or a slope is not a finite number.
-    """
-    tensors: dict[str, Tensor] = {}
-    ops = [_op_table(op, str(number), tensors) for number, op in enumerate(program.ops)]
-    data = b"".join(tensor.numpy().astype("<f4", copy=False).data for tensor in tensors.values())
-    table = {
-        "version": VERSION,
-        "input": program.input,
-        "output": program.output,
-        "output_shape": program.output_shape,
-        "buffers": program.buffers,
-        "groups": [vars(group) for group in program.groups],
-        "threshold": program.threshold,
-        "ops": ops,
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
-    try:
-        text = json.dumps(table, allow_nan=False)
-    except ValueError as error:
-        raise ConfigError("threshold and slopes must be finite numbers") from error
-    header: dict[str, Any] = {"__metadata__": {_KEY: text}}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + 4 * tensor.numel()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    return len(encoded).to_bytes(8, "little") + encoded + data
-
-
-def read(path: str | Path) -> Program:
-    """The program in a file.
-
-    Raises:
-        FileError: missing, truncated, damaged, of a newer version, or not a program.
-    """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error}") from error
-    try:
-        return from_bytes(content)
-    except ConfigError as error:
-        raise FileError(f"{path} is not a program that this cofire can run: {error}") from error
-
-
-def from_bytes(content: bytes) -> Program:
-    """The program of a file's content.
-
-    The native loader judges it: it alone says what a program file is. What it takes is read here without a second look.
-
-    Raises:
-        ConfigError: it is not a program.
-        CompileError: the native engine was not built.
-    """
-    try:
-        native().check(content)
-    except RuntimeError as error:
-        raise ConfigError(str(error)) from error
-    start = 8 + int.from_bytes(content[:8], "little")
-    entries = json.loads(content[8:start])
-    table = json.loads(entries.pop("__metadata__")[_KEY])
-    tensors = {name: _tensor(entry, content, start) for name, entry in entries.items()}
-    ops = tuple(_op(op, tensors) for op in table.pop("ops"))
-    del table["version"], table["sha256"]
-    return structure(Program, {**table, "ops": ops}, "program")
-
-
-def native() -> Any:
-    """The compiled module.
-
-    Raises:
-        CompileError: it was not built.
-    """
-    try:
-        from cofire.runtime import _native
-    except ImportError as error:
-        raise CompileError(
-            "the native engine was not built: install a C++ compiler (gcc 12 or newer, clang 15 or newer) and the "
-            "Python headers, then install cofire again"
-        ) from error
-    return _native
-
-
-def _tensor(entry: Mapping[str, Any], content: bytes, start: int) -> Tensor:
-    begin, end = entry["data_offsets"]
-    values = np.frombuffer(content, "<f4", (end - begin) // 4, start + begin)
-    return torch.from_numpy(values.astype(np.float32)).reshape(entry["shape"])
-
-
-def _op_table(op: Op, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The op as JSON values; its weights go into ``tensors`` under names that begin with ``prefix``."""
-
-    def stored(name: str, tensor: Tensor) -> str:
-        key = f"{prefix}.{name}"
-        tensors[key] = tensor.detach().to("cpu", torch.float32).contiguous()
-        return key
-
-    own = {field.name: getattr(op, field.name) for field in fields(op) if field.name not in _COMMON}
-    return {
-        "kind": kind_of(op),
-        "name": op.name,
-        "src": op.src,
-        "dst": op.dst,
-        "attrs": {name: value for name, value in own.items() if not isinstance(value, Tensor)},
-        "weights": [stored(name, value) for name, value in own.items() if isinstance(value, Tensor)],
-        "gate": None
-        if op.gate is None
-        else {"group": op.gate.group, "head": None if op.gate.head is None else _head_table(op.gate.head, stored)},
-    }
-
-
-def _head_table(head: Head, stored: Any) -> dict[str, Any]:
-    return {
-        name: stored(f"head.{name}", value) if isinstance(value, Tensor) else value
-        for name, value in vars(head).items()
-    }
-
-
-def _op(table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Op:
-    cls = KINDS[table["kind"]]
-    common = {name: table[name] for name in ("name", "src", "dst")}
-    attrs = table["attrs"]
-    names = [field.name for field in fields(cls) if field.name not in _COMMON | set(attrs)]
-    weights = {name: tensors[key] for name, key in zip(names, table["weights"], strict=True)}
-    gate = table["gate"]
-    if gate is not None and gate["head"] is not None:
-        head = dict(gate["head"])
-        for name in ("weight", "bias"):
-            head[name] = None if head[name] is None else tensors[head[name]]
-        gate = {**gate, "head": head}
-    return structure(cls, {**common, **attrs, **weights, "gate": gate}, f"op {table['name']!r}")

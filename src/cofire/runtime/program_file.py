@@ -1,0 +1,172 @@
+"""A program's file: ops as tables and weights as tensors, written whole and read strictly.
+
+``docs/program.md`` is the definition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cofire.errors import CompileError, ConfigError, FileError
+from cofire.files.atomic import write_atomically
+from cofire.files.strict import structure
+from cofire.runtime.program import KINDS, Head, Op, Program, kind_of
+
+VERSION = 2
+_KEY = "cofire.program"
+_COMMON = {field.name for field in fields(Op)}
+
+
+def write(program: Program, path: str | Path) -> Path:
+    """Write a program file, whole or not at all."""
+    path = Path(path)
+    write_atomically(path, to_bytes(program))
+    return path
+
+
+def to_bytes(program: Program) -> bytes:
+    """The content of the program's file.
+
+    Raises:
+        ConfigError: the threshold or a slope is not a finite number.
+    """
+    tensors: dict[str, Tensor] = {}
+    ops = [_op_table(op, str(number), tensors) for number, op in enumerate(program.ops)]
+    data = b"".join(tensor.numpy().astype("<f4", copy=False).data for tensor in tensors.values())
+    table = {
+        "version": VERSION,
+        "input": program.input,
+        "output": program.output,
+        "output_shape": program.output_shape,
+        "buffers": program.buffers,
+        "groups": [vars(group) for group in program.groups],
+        "threshold": program.threshold,
+        "ops": ops,
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    try:
+        description = json.dumps(table, allow_nan=False)
+    except ValueError as error:
+        raise ConfigError("threshold and slopes must be finite numbers") from error
+    header: dict[str, Any] = {"__metadata__": {_KEY: description}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + 4 * tensor.numel()
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def read(path: str | Path) -> Program:
+    """The program in a file.
+
+    Raises:
+        FileError: missing, truncated, damaged, of a newer version, or not a program.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error}") from error
+    try:
+        return from_bytes(content)
+    except ConfigError as error:
+        raise FileError(f"{path} is not a program that this cofire can run: {error}") from error
+
+
+def from_bytes(content: bytes) -> Program:
+    """The program of a file's content.
+
+    The native loader judges it: it alone says what a program file is. What it takes is read here without a second look.
+
+    Raises:
+        ConfigError: it is not a program.
+        CompileError: the native engine was not built.
+    """
+    try:
+        native().check(content)
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from error
+    start = 8 + int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8:start])
+    table = json.loads(entries.pop("__metadata__")[_KEY])
+    tensors = {name: _tensor(entry, content, start) for name, entry in entries.items()}
+    ops = tuple(_op(op, tensors) for op in table.pop("ops"))
+    del table["version"], table["sha256"]
+    return structure(Program, {**table, "ops": ops}, "program")
+
+
+def native() -> Any:
+    """The compiled module.
+
+    Raises:
+        CompileError: it was not built.
+    """
+    try:
+        from cofire.runtime import _native
+    except ImportError as error:
+        raise CompileError(
+            "the native engine was not built: install a C++ compiler (gcc 12 or newer, clang 15 or newer) and the "
+            "Python headers, then install cofire again"
+        ) from error
+    return _native
+
+
+def _tensor(entry: Mapping[str, Any], content: bytes, start: int) -> Tensor:
+    begin, end = entry["data_offsets"]
+    values = np.frombuffer(content, "<f4", (end - begin) // 4, start + begin)
+    return torch.from_numpy(values.astype(np.float32)).reshape(entry["shape"])
+
+
+def _op_table(op: Op, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The op as JSON values; its weights go into ``tensors`` under names that begin with ``prefix``."""
+
+    def stored(name: str, tensor: Tensor) -> str:
+        key = f"{prefix}.{name}"
+        tensors[key] = tensor.detach().to("cpu", torch.float32).contiguous()
+        return key
+
+    own = {field.name: getattr(op, field.name) for field in fields(op) if field.name not in _COMMON}
+    return {
+        "kind": kind_of(op),
+        "name": op.name,
+        "src": op.src,
+        "dst": op.dst,
+        "attrs": {name: value for name, value in own.items() if not isinstance(value, Tensor) and value is not None},
+        "weights": [stored(name, value) for name, value in own.items() if isinstance(value, Tensor)],
+        "gate": None
+        if op.gate is None
+        else {"group": op.gate.group, "head": None if op.gate.head is None else _head_table(op.gate.head, stored)},
+    }
+
+
+def _head_table(head: Head, stored: Any) -> dict[str, Any]:
+    return {
+        name: stored(f"head.{name}", value) if isinstance(value, Tensor) else value
+        for name, value in vars(head).items()
+    }
+
+
+def _op(table: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Op:
+    cls = KINDS[table["kind"]]
+    common = {name: table[name] for name in ("name", "src", "dst")}
+    attrs = table["attrs"]
+    names = [field.name for field in fields(cls) if field.name not in _COMMON | set(attrs)]
+    weights = {name: tensors[key] for name, key in zip(names, table["weights"], strict=False)}  # a conv's shift is last
+    gate = table["gate"]
+    if gate is not None and gate["head"] is not None:
+        head = dict(gate["head"])  # without what version 1 does not have, which stays at its defaults
+        for name in ("weight", "bias"):
+            head[name] = None if head[name] is None else tensors[head[name]]
+        gate = {**gate, "head": head}
+    return structure(cls, {**common, **attrs, **weights, "gate": gate}, f"op {table['name']!r}")

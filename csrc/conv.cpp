@@ -52,7 +52,7 @@ class Reference final : public AbstractConv {
                     const float sum = pixel(call, o, oy, ox, &macs) * call.factor[o] + call.bias[o] +
                                       (call.residual ? call.residual[at] : 0);
                     call.y[at] = activated(sum, op_.act, op_.slope);
-                    if (call.peak && !(call.y[at] <= call.peak[o])) call.peak[o] = call.y[at];
+                    if (call.peak && (call.y[at] > call.peak[o] || std::isnan(call.y[at]))) call.peak[o] = call.y[at];
                 }
         }
         return macs;

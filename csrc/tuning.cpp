@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "conv_common.h"
+#include "denormals.h"
 
 namespace cofire {
 
@@ -20,6 +21,7 @@ constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-le
 constexpr int64_t kMemory = 12 << 20, kNear = 512 << 10;
 constexpr int kRounds = 10;
 constexpr int kSample = 8;         // pixels along the side of a map that errors are measured on
+constexpr double kOverflowing = 1e60;  // squares of weights whose sums may well leave float32: each would be repaired
 constexpr double kMostTried = double(int64_t(1) << 32);  // steps of work: a conv that takes longer is not timed
 constexpr double kHopeless = 1.3;  // times the best after the first rounds: not tried again
 
@@ -66,6 +68,7 @@ struct Trial {
         call.out = out.data(), call.n_out = int(out.size());
         call.factor = ones.data(), call.bias = op.bias, call.y = output.data();
         call.room = room.data(), call.upcoming = &upcoming;
+        const FlushDenormals flush;
         conv.run(call, Member{0, 1, &barrier});
     }
 
@@ -155,6 +158,7 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
         const float* weights = op.weight + o * inputs * taps;
         double squares = 0;
         for (int64_t i = 0; i < inputs * taps; ++i) squares += double(weights[i]) * weights[i];
+        if (squares > kOverflowing) return std::numeric_limits<double>::quiet_NaN();
         for (int pixel = o % to.area(), n = 0; n < 2; ++n, pixel = (pixel + to.area() / 2) % to.area()) {
             double sum = 0;
             const int first = o / (y.c / op.groups) * inputs;

@@ -10,6 +10,7 @@ The files, in the data's way; each imports only from files above it:
     files/
         atomic.py        files that are whole or not there
         strict.py        TOML and JSON tables <-> frozen dataclasses
+        lock.py          one process at a time in a folder
         card.py          what a model expects, and what is known of it
     data/
         augmenting.py    what training does to pictures

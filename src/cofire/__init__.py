@@ -57,14 +57,17 @@ The files, in the data's way; each imports only from files above it:
         classify.py      a picture through an engine
     estimate.py          cost of a config before training; ratio for a budget
     pruning/
-        base.py          what a static method is; the registry of methods
-        removal.py       which filters can leave for good
-        l1.py            small weights leave
-        uniform.py       any leave, the same share everywhere
-        taylor.py        what the loss feels least leaves
-        allocation.py    scores and a budget -> which filters stay
+        channels.py      channels that leave together, and the MACs that remain
+        flow.py          which channels arrive where, once some have left
+        removal.py       which channels can leave for good
+        probe.py         the whole model with factors on its channels
         surgery.py       model and masks -> the smaller module
-        recovery.py      what it gets back before training
+        base.py          what a static method is; the registries of its parts
+        allocation.py    scores and a budget -> which channels stay
+        recovery.py      what the smaller module gets back before training
+        l1.py            small weights leave
+        random.py        any leave, the same share everywhere
+        taylor.py        what the loss feels least leaves
         apply.py         prune(model, config)
     signatures.py        filters per group: uniform, Taylor, from a file
     evaluation.py        evaluate() -> Report
@@ -155,7 +158,7 @@ from cofire.gates.persistence import load, save
 from cofire.graph.cost import Cost, cost
 from cofire.graph.graph import Graph, trace
 from cofire.graph.units import Placement, Unit, Units
-from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
+from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, compile, load_program
 from cofire.shift import Shift, shift
 from cofire.training.loop import FitResult, fit
@@ -184,6 +187,7 @@ __all__ = [
     "NoUnitError",
     "Placement",
     "PruneConfig",
+    "Random",
     "Recipe",
     "Report",
     "Shift",

@@ -1,12 +1,42 @@
 """Static pruning: filters leave for good. Criterion, allocation, surgery and recovery are a file each.
 
-A method of its own is one more file here: a config derived from `PruneConfig`, and a function that scores filters.
+A method of its own is one more file here: a config derived from `PruneConfig`, and a function that scores channels.
 """
 
+from cofire.pruning.allocation import within_budget
 from cofire.pruning.apply import prune
-from cofire.pruning.base import PruneConfig, prune_types, register_criterion
+from cofire.pruning.base import (
+    PruneConfig,
+    allocations,
+    prune_types,
+    recoveries,
+    register_allocation,
+    register_criterion,
+    register_recovery,
+)
+from cofire.pruning.channels import Channels, Group
 from cofire.pruning.l1 import L1
+from cofire.pruning.random import Random
+from cofire.pruning.recovery import recalibrate
 from cofire.pruning.taylor import Taylor
-from cofire.pruning.uniform import Uniform
 
-__all__ = ["L1", "PruneConfig", "Taylor", "Uniform", "prune", "prune_types", "register_criterion"]
+Uniform = Random  # its name in 0.1
+
+__all__ = [
+    "L1",
+    "Channels",
+    "Group",
+    "PruneConfig",
+    "Random",
+    "Taylor",
+    "Uniform",
+    "allocations",
+    "prune",
+    "prune_types",
+    "recalibrate",
+    "recoveries",
+    "register_allocation",
+    "register_criterion",
+    "register_recovery",
+    "within_budget",
+]

@@ -250,7 +250,7 @@ def test_an_unknown_group_is_refused_with_the_nearest_name() -> None:
         chain().cost({"ones": mask(0)})
 
 
-@pytest.mark.parametrize("shape", [(8,), (1, 7), (2, 8, 1, 1)])
+@pytest.mark.parametrize("shape", [(7,), (1, 7), (2, 8, 1, 1)])
 def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"group 'one': mask must have shape \(B, 8\), got"):
         chain().cost({"one": torch.ones(shape)})

@@ -136,7 +136,7 @@ def test_the_table_holds_the_figures_of_one_mask_for_each_ratio(make: Callable[[
         values: dict[Any, list[float]] = defaultdict(list)
 
         def watch(group: str, decision: Any, y_BOHW: Tensor, gated: Any = gated, masks: Any = masks) -> None:
-            masks[group] = gated.gates[group].target(y_BOHW)
+            masks[group] = gated.gates.target(gated.gates.sites[group], y_BOHW)
 
         with torch.no_grad(), gated.force("open"), gated.observe(watch):
             for x_BCHW in batches:
@@ -287,7 +287,7 @@ def test_what_cannot_be_estimated_is_an_error() -> None:
         estimate(own_net(), ALL, [], [0.5])
     with pytest.raises(DataError, match="used up by an earlier pass"):
         estimate(own_net(), ALL, iter(list(own_images().loader(4))), [0.5, 0.9], cascade=True)
-    with pytest.raises(ConfigError, match=r"estimate needs an FTWT config .*, got GateConfig"):
+    with pytest.raises(ConfigError, match="estimate needs a method whose cost is known before training, which GateConfig is not"):
         estimate(own_net(), GateConfig(), own_images().loader(4), [0.5])  # type: ignore[arg-type]
     with pytest.raises(CofireError):
         estimate(tiny_gated(), FTWT(), tiny_images(20).loader(4), [0.5])

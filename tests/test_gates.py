@@ -122,7 +122,7 @@ def test_joint_the_heads_gradient_is_the_straight_through_formula(softmax: bool)
     assert decision.logits_BO is not None
 
     mask_BO = (decision.logits_BO > 0).float().requires_grad_()
-    assert torch.equal(mask_BO, decision.mask)
+    assert torch.equal(mask_BO, decision.mask.on)
     with gated.force({"one": mask_BO}):
         (by_mask_BO,) = torch.autograd.grad(task_loss(gated), mask_BO)
     p_BO = 1 / (1 + torch.exp(-decision.logits_BO.detach()))
@@ -138,8 +138,8 @@ def test_joint_masks_are_exactly_0_or_1() -> None:
     gated = training_net(mode="joint")
     gated(images())
     for decision in gated.decisions.values():
-        assert set(decision.mask.unique().tolist()) <= {0.0, 1.0}
-        assert decision.mask.requires_grad
+        assert set(decision.mask.on.unique().tolist()) <= {0.0, 1.0}
+        assert decision.mask.on.requires_grad
 
 
 # Losses
@@ -200,7 +200,7 @@ def test_what_a_target_read_is_not_changed_by_an_addition_in_place() -> None:
     in_place.load_state_dict(plain.state_dict())
     assert torch.equal(plain(images()), in_place(images()))
     for group in plain.gates:
-        torch.testing.assert_close(plain.gates[group].lesson, in_place.gates[group].lesson, rtol=0, atol=0)
+        torch.testing.assert_close(plain.switchboard.seen[group], in_place.switchboard.seen[group], rtol=0, atol=0)
     plain.eval(), in_place.eval()
     run(plain, images(), "targets"), run(in_place, images(), "targets")
     assert all(torch.equal(mask, in_place.masks[group]) for group, mask in plain.masks.items())
@@ -235,7 +235,7 @@ def test_a_head_pools_normalises_and_maps(pool: Any, softmax: bool, bias: bool) 
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(gated.masks["one"], found > 0)
     assert ("gates.one.head.linear.bias" in gated.state_dict()) is bias
-    assert gated.gates["one"].head_macs == 3 * 8
+    assert gated.gates.head_macs(gated.gates.sites["one"]) == 3 * 8
 
 
 def relu_in_place(m: Net, x: Tensor) -> Tensor:
@@ -431,7 +431,7 @@ def test_decisions_of_a_new_forward_replace_the_old() -> None:
     assert gated.decisions == {}
     gated(images(4, (1, 8, 8)))
     gated(images(2, (1, 8, 8)))
-    assert {decision.mask.shape[0] for decision in gated.decisions.values()} == {2}
+    assert {len(decision.mask.on) for decision in gated.decisions.values()} == {2}
 
 
 @pytest.mark.parametrize(

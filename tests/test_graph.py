@@ -261,7 +261,7 @@ def test_a_depthwise_conv_shares_the_mask_of_the_conv_that_feeds_it() -> None:
     assert units["depth"].role == "depthwise"
     assert {name: unit.group for name, unit in units.items()} == {"wide": "wide", "depth": "wide", "point": "point"}
     assert list(gated.gates) == ["wide", "point"]
-    assert gated.gates["wide"].head_macs == 3 * 8
+    assert gated.gates.head_macs(gated.gates.sites["wide"]) == 3 * 8
     with torch.no_grad():
         y = F.relu(net.bn2(net.depth(F.relu(net.bn1(net.wide(x)))))) * HALF[:, :, None, None]
         expected = net.logits(F.relu(net.point(y)))

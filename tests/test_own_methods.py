@@ -57,7 +57,7 @@ def build_ranked(groups: list[Any], config: Ranked) -> dict[str, AbstractGate]:
 
 @pytest.fixture
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_builders", dict(base._builders))
+    monkeypatch.setattr(base, "_methods", dict(base._methods))
 
 
 @pytest.mark.usefixtures("own_registry")
@@ -98,7 +98,7 @@ def test_a_name_is_registered_once_and_must_be_a_gate_config() -> None:
     register_gate(Ranked)(build_ranked)
     with pytest.raises(ConfigError, match="'Ranked' is registered already"):
         register_gate(Ranked)
-    with pytest.raises(ConfigError, match="takes a dataclass derived from GateConfig"):
+    with pytest.raises(ConfigError, match="needs a dataclass derived from GateConfig"):
         register_gate(int)  # type: ignore[arg-type]
 
 
@@ -112,7 +112,7 @@ def test_a_config_that_nobody_registered_is_refused() -> None:
 def test_a_saved_model_of_a_method_that_is_not_registered_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     register_gate(Ranked)(build_ranked)
     gate(create_backbone("resnet8_digits"), Ranked()).save(tmp_path / "own")
-    base._builders.pop(Ranked)
+    base._methods.pop(Ranked)
     with pytest.raises(ConfigError, match="unknown gate type 'Ranked'"):
         cofire.load(tmp_path / "own")
 
@@ -130,5 +130,5 @@ def test_a_builder_must_return_one_gate_per_group() -> None:
 def test_targets_of_a_method_without_targets_cannot_be_forced() -> None:
     register_gate(Ranked)(build_ranked)
     gated = gate(residual_net().eval(), Ranked(), input_shape=SHAPE)
-    with gated.force("targets"), pytest.raises(ConfigError, match="RankedGate has no targets"):
+    with gated.force("targets"), pytest.raises(ConfigError, match="Ranked has no targets"):
         gated(images())

@@ -30,15 +30,19 @@ The files, in the data's way; each imports only from files above it:
         tracing.py       nn.Module -> flat list of calls
         ops.py           what one call is
         walk.py          calls -> ops, by running them once
-        graph.py         ops -> Graph: how live channels flow through them
-        placement.py     Graph -> its units, by the rules
+        graph.py         calls and ops -> Graph
+        live.py          which channels can be non-zero at each op
+        masks.py         what a mask switches off: filters, pixels, blocks
+        placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/
         pooling.py       each channel's highest response
         targets.py       activations -> which filters should fire
         losses.py        logits + what they should be -> loss
         heads.py         a unit's input -> logits
-        base.py          what a gate is; the registry of methods
+        base.py          what a method is; the registry of methods
+        per_group.py     a method as one gate per group
+        switchboard.py   what a gated forward calls at each site
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
@@ -56,6 +60,18 @@ The files, in the data's way; each imports only from files above it:
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
     estimate.py          cost of a config before training; ratio for a budget
+    evaluation.py        evaluate() -> Report
+    training/
+        log.py           the log of a run, one JSON object per line
+        tracking.py      the log in TensorBoard, trackio or wandb too
+        checkpoints.py   a run's state on disk
+        recipe.py        Recipe: how to train
+        processes.py     the processes of a run
+        averaging.py     a moving average of weights
+        callbacks.py     what may be done to a run from outside
+        layout.py        weights laid out for fast steps
+        setup.py         what learns, and its seeds
+        loop.py          fit()
     pruning/
         channels.py      channels that leave together, and the MACs that remain
         flow.py          which channels arrive where, once some have left
@@ -70,16 +86,6 @@ The files, in the data's way; each imports only from files above it:
         taylor.py        what the loss feels least leaves
         apply.py         prune(model, config)
     signatures.py        filters per group: uniform, Taylor, from a file
-    evaluation.py        evaluate() -> Report
-    training/
-        log.py           the log of a run, one JSON object per line
-        tracking.py      the log in TensorBoard, trackio or wandb too
-        checkpoints.py   a run's state on disk
-        recipe.py        Recipe: how to train
-        processes.py     the processes of a run
-        averaging.py     a moving average of weights
-        layout.py        weights laid out for fast steps
-        loop.py          fit()
     zoo/                 trained models that ship with cofire
     experiments/
         provenance.py    machine, versions, commit of a number
@@ -151,16 +157,19 @@ from cofire.errors import (
 from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
-from cofire.gates.base import AbstractGate, Decision, GateConfig, register_gate
-from cofire.gates.ftwt import FTWT
+from cofire.gates import FTWT
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
 from cofire.gates.gating import GatedModel, gate, mask_loss
+from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
-from cofire.graph.cost import Cost, cost
+from cofire.graph.cost import Cost, cost, expected_macs
 from cofire.graph.graph import Graph, trace
-from cofire.graph.units import Placement, Unit, Units
+from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
+from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, compile, load_program
 from cofire.shift import Shift, shift
+from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
 
@@ -169,8 +178,12 @@ __version__ = _version()
 __all__ = [
     "FTWT",
     "L1",
+    "AbstractCallback",
     "AbstractGate",
+    "AbstractMask",
+    "AbstractMethod",
     "Backbone",
+    "BlockMask",
     "CofireError",
     "CompileError",
     "ConfigError",
@@ -180,18 +193,22 @@ __all__ = [
     "Engine",
     "Estimate",
     "FileError",
+    "FilterMask",
     "FitResult",
     "GateConfig",
     "GatedModel",
     "Graph",
     "NoUnitError",
+    "PixelMask",
     "Placement",
     "PruneConfig",
     "Random",
     "Recipe",
     "Report",
     "Shift",
+    "Site",
     "Solution",
+    "Step",
     "Taylor",
     "TraceError",
     "TrainingError",
@@ -205,6 +222,7 @@ __all__ = [
     "data",
     "estimate",
     "evaluate",
+    "expected_macs",
     "fit",
     "gate",
     "list_backbones",
@@ -216,6 +234,7 @@ __all__ = [
     "register_backbone",
     "register_criterion",
     "register_gate",
+    "register_method",
     "save",
     "shift",
     "signatures",

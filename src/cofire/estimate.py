@@ -19,12 +19,10 @@ from torch import Tensor, nn
 
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError
-from cofire.gates.base import Decision
-from cofire.gates.ftwt import FTWT, FTWTGate
+from cofire.gates.base import Decision, Foretelling, GateConfig
 from cofire.gates.gating import GatedModel, gate
-from cofire.gates.targets import activity, nested
 from cofire.graph.cost import COLUMNS, Column
-from cofire.graph.graph import Live
+from cofire.graph.live import Live
 from cofire.graph.tracing import evaluating
 from cofire.runtime.engine import compile
 from cofire.runtime.latency import latency_model
@@ -120,7 +118,8 @@ class Estimate:
 class Solution:
     """The config whose ratio meets a budget, with the reductions expected of it."""
 
-    config: FTWT
+    config: Any
+    """As it was given, with the ratio that was found."""
     independent: float
     """Reduction (column ``executed``) that the one-pass table gives at the ratio; this one meets the budget."""
     cascade: float
@@ -158,7 +157,7 @@ class Solution:
 
 def estimate(
     model: nn.Module,
-    config: FTWT,
+    config: GateConfig,
     loader: AnyLoader,
     ratios: Sequence[float] = RATIOS,
     *,
@@ -174,19 +173,24 @@ def estimate(
         loader: images with or without labels.
         ratios: in (0, 1].
     """
-    if not isinstance(config, FTWT):
-        raise ConfigError(f"estimate needs an FTWT config (its targets give the cost), got {type(config).__name__}")
-    chosen = sorted(dataclasses.replace(config, ratio=ratio).ratio for ratio in ratios)
+    if not config.foretold:
+        raise ConfigError(f"estimate needs a method whose cost is known before training, which {config.label} is not")
+    chosen = sorted(with_ratio(config, ratio).ratio for ratio in ratios)
     if not chosen:
         raise ConfigError("ratios must name at least one ratio, got none")
     if not cascade:
         return _one_pass(model, config, loader, chosen)
-    parts = [_one_pass(model, dataclasses.replace(config, ratio=ratio), loader, [ratio], "targets") for ratio in chosen]
+    parts = [_one_pass(model, with_ratio(config, ratio), loader, [ratio], "targets") for ratio in chosen]
     return _joined(parts)
 
 
 def solve_ratio(
-    model: nn.Module, config: FTWT, loader: AnyLoader, *, macs: float | None = None, latency_ms: float | None = None
+    model: nn.Module,
+    config: GateConfig,
+    loader: AnyLoader,
+    *,
+    macs: float | None = None,
+    latency_ms: float | None = None,
 ) -> Solution:
     """The ratio for a budget, by the one-pass estimate (column ``executed``): of MACs, or of time on this machine.
 
@@ -214,7 +218,7 @@ def solve_ratio(
             f"{remains[0]:.3f} and {remains[-1]:.3f} {unit}"
         )
     ratio = float(np.interp(budget, remains, table.ratios))
-    solved = dataclasses.replace(config, ratio=min(ratio, 1.0))
+    solved = with_ratio(config, min(ratio, 1.0))
     applied = estimate(model, solved, loader, [solved.ratio], cascade=True)
     return Solution(
         config=solved,
@@ -227,16 +231,21 @@ def solve_ratio(
     )
 
 
+def with_ratio(config: Any, ratio: float) -> Any:
+    """A foretold method's config at another ratio, in (0, 1]."""
+    return dataclasses.replace(config, ratio=ratio)
+
+
 class _Timer:
     """Milliseconds of a model in the native engine: predicted for any estimate, measured for a config."""
 
-    def __init__(self, model: nn.Module, config: FTWT, loader: AnyLoader) -> None:
+    def __init__(self, model: nn.Module, config: GateConfig, loader: AnyLoader) -> None:
         images, _ = next(iter(feed(loader, "compiling")))
         self.images = images[:_TIMED].float().cpu()
         self.model = model
         self.engine = compile(self._gated(config))
 
-    def _gated(self, config: FTWT) -> GatedModel:
+    def _gated(self, config: GateConfig) -> GatedModel:
         _, channels, height, width = self.images.shape
         return gate(self.model, config, input_shape=(channels, height, width)).eval()
 
@@ -249,7 +258,7 @@ class _Timer:
         ]
         return [float(ms) for ms in np.maximum.accumulate(predicted)]
 
-    def measure(self, config: FTWT) -> float:
+    def measure(self, config: GateConfig) -> float:
         """The median over some images, with their targets as masks and the heads evaluated."""
         gated = self._gated(config)
         with torch.no_grad(), gated.force("targets"):
@@ -265,14 +274,18 @@ class _Timer:
 
 
 def _one_pass(
-    model: nn.Module, config: FTWT, loader: AnyLoader, ratios: list[float], masks: Literal["open", "targets"] = "open"
+    model: nn.Module,
+    config: GateConfig,
+    loader: AnyLoader,
+    ratios: list[float],
+    masks: Literal["open", "targets"] = "open",
 ) -> Estimate:
     totals: _Totals | None = None
     with ExitStack() as stack:
         for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}"):
             shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
             if totals is None:
-                totals = _Totals(gate(model, config, input_shape=shape), nested(ratios, config.tolerance))
+                totals = _Totals(gate(model, config, input_shape=shape), ratios)
                 for context in (torch.no_grad(), evaluating(totals.gated), totals.gated.force(masks)):
                     stack.enter_context(context)
                 stack.enter_context(totals.gated.observe(totals.watch))
@@ -283,10 +296,13 @@ def _one_pass(
 
 
 class _Totals:
-    """Sums over samples of reductions and keep rates, and of their squares; ``runs`` are the ratios."""
+    """Sums over samples of reductions and keep rates, and of their squares."""
 
-    def __init__(self, gated: GatedModel, runs: list[list[float]]) -> None:
-        self.gated, self.runs = gated, runs
+    def __init__(self, gated: GatedModel, ratios: list[float]) -> None:
+        method = gated.gates
+        assert isinstance(method, Foretelling)
+        self.gated, self.method, self.sites = gated, method, method.sites
+        self.runs = method.nested(ratios)
         self.device = next(gated.parameters()).device
         self.n = 0
         self.sums: dict[str, Tensor] = {}
@@ -294,7 +310,7 @@ class _Totals:
         self.dense: dict[str, int] = {}
 
     def watch(self, group: str, decision: Decision, y_BOHW: Tensor) -> None:
-        self.activity_BO[group] = activity(y_BOHW, nonnegative=self._gate(group).nonnegative)
+        self.activity_BO[group] = self.method.activity(self.sites[group], y_BOHW)
 
     def add(self, shape: tuple[int, int, int]) -> None:
         """Take in the batch that was just watched."""
@@ -307,7 +323,7 @@ class _Totals:
 
     def _figures(self, ratios: list[float], shape: tuple[int, int, int]) -> dict[str, Tensor]:
         """Reductions, each layer's and each group's share, float64 (L, R, B)."""
-        levels = {group: self._gate(group).levels(a_BO, ratios) for group, a_BO in self.activity_BO.items()}
+        levels = {name: self.method.levels(self.sites[name], a_BO, ratios) for name, a_BO in self.activity_BO.items()}
         live = {group: Live(level_BO, len(ratios)) for group, level_BO in levels.items()}
         cost = self.gated.cost(live, shape)
         self.dense = dict(cost.dense)
@@ -317,11 +333,6 @@ class _Totals:
             "keep": [target.count / target.channels for target in live.values()],
         }
         return {what: torch.stack(row).double().unflatten(1, (len(ratios), -1)) for what, row in rows.items()}
-
-    def _gate(self, group: str) -> FTWTGate:
-        found = self.gated.gates[group]
-        assert isinstance(found, FTWTGate)
-        return found
 
     def estimate(self, cascade: bool) -> Estimate:
         def table(what: str, names: Iterable[str]) -> tuple[dict[Any, list[float]], dict[Any, list[float]]]:

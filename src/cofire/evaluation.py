@@ -43,8 +43,8 @@ class Report:
     """What a model does on a set of ``n`` images; shares in [0, 1].
 
     ``reduction[column]`` is the mean share of dense MACs saved and ``spread`` its standard deviation over samples.
-    Per group: ``keep_rate`` of filters, ``mask_accuracy`` against the targets, ``empty`` the number of samples
-    for which no filter ran.
+    Per site: ``keep_rate``, the share of its filters, positions or branches that ran, ``mask_accuracy`` against the
+    targets, ``empty`` the number of samples for which nothing ran there.
     """
 
     n: int
@@ -166,12 +166,13 @@ class _Sums:
 
     def _watch(self, group: str, decision: Decision, y_BOHW: Tensor) -> None:
         assert isinstance(self.model, GatedModel)
-        mask_BO = decision.mask > 0.5
-        self.sums["keep", group] += float(mask_BO.double().mean(1).sum())
-        self.sums["empty", group] += float((~mask_BO.any(1)).sum())
-        target_BO = self.model.gates[group].target(y_BOHW)
-        if target_BO is not None:
-            self.sums["right", group] += float((mask_BO == target_BO).double().mean(1).sum())
+        mask, method = decision.mask, self.model.gates
+        self.sums["keep", group] += float(mask.keep_rate.sum())
+        self.sums["empty", group] += float(mask.empty.sum())
+        target = method.target(method.sites[group], y_BOHW)
+        if target is not None:
+            right = (mask.bits == target).double()
+            self.sums["right", group] += float(right.flatten(1).mean(1).sum() if right.ndim > 1 else right.sum())
 
     def _cost(self, x_BCHW: Tensor) -> Cost:
         shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))

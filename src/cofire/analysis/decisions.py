@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError, DataError, unknown
 from cofire.gates.base import Decision
-from cofire.gates.gating import GatedModel
+from cofire.gates.gating import GatedModel, require_filters
 from cofire.graph.tracing import evaluating
 
 Bits = NDArray[np.uint8]
@@ -84,6 +84,7 @@ def collect(gated: nn.Module, loader: AnyLoader, *, targets: bool = False, text:
     """
     if not isinstance(gated, GatedModel):
         raise ConfigError(f"only gates take decisions: collect needs a gated model, got {type(gated).__name__}")
+    require_filters(gated, "collect")
     device = next(gated.parameters()).device
     batches: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
     bits: dict[str, list[Bits]] = {group: [] for group in gated.gates}
@@ -91,8 +92,8 @@ def collect(gated: nn.Module, loader: AnyLoader, *, targets: bool = False, text:
     dense: set[int] = set()
 
     def watch(group: str, decision: Decision, y_BOHW: Tensor) -> None:
-        bits[group].append(packed(decision.mask > 0.5))
-        target_BO = gated.gates[group].target(y_BOHW) if targets else None
+        bits[group].append(packed(decision.mask.bits))
+        target_BO = gated.gates.target(gated.gates.sites[group], y_BOHW) if targets else None
         if target_BO is not None:
             target_bits[group].append(packed(target_BO))
 

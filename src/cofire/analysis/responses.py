@@ -5,7 +5,7 @@ Shapes: N images, B of a batch, O filters, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ from torch import Tensor, fx, nn
 
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError, DataError, unknown
-from cofire.gates.base import AbstractGate, Decision
+from cofire.gates.base import Decision
 from cofire.gates.gating import GatedModel
+from cofire.gates.switchboard import Switchboard
 from cofire.graph.graph import Graph, trace
 from cofire.graph.placement import place
 from cofire.graph.tracing import evaluating
@@ -111,10 +112,12 @@ def watch_unit(model: nn.Module, x_BCHW: Tensor, unit: str, see: Callable[[Tenso
     units = {each.name: each for each in graph.units}
     if unit not in units:
         raise unknown("unit", unit, units)
-    gates = dict(model.gates.items()) if isinstance(model, GatedModel) else {}
+    board = model.switchboard if isinstance(model, GatedModel) else None
     device = next(graph.root.parameters()).device
     with torch.no_grad(), evaluating(model), evaluating(graph.root):
-        _Watched(graph, gates, units[unit], see).run(x_BCHW.to(device))
+        if board is not None:
+            board.begin(x_BCHW.to(device))
+        _Watched(graph, board, units[unit], see).run(x_BCHW.to(device))
 
 
 def _placed(model: nn.Module, input_shape: tuple[int, int, int] | None) -> Graph:
@@ -126,34 +129,32 @@ def _placed(model: nn.Module, input_shape: tuple[int, int, int] | None) -> Graph
 class _Watched(fx.Interpreter):
     """Runs the calls of a graph one by one, with the gates where gating writes them, and shows one unit's output."""
 
-    def __init__(
-        self, graph: Graph, gates: Mapping[str, AbstractGate], unit: Unit, see: Callable[[Tensor], None]
-    ) -> None:
+    def __init__(self, graph: Graph, board: Switchboard | None, unit: Unit, see: Callable[[Tensor], None]) -> None:
         super().__init__(graph.root, graph=graph.calls)
-        groups = graph.units.groups if gates else {}
-        self.firsts = {members[0].conv: gates[group] for group, members in groups.items()}
-        self.lasts = {members[-1].out: gates[group] for group, members in groups.items()}
-        self.decisions: dict[AbstractGate, Decision | None] = {}
-        self.watched, self.see = unit.out, see
+        sites = graph.sites if board is not None else ()
+        self.board, self.see = board, see
+        self.firsts = {site.first: site for site in sites}
+        self.lasts = {site.out: site for site in sites}
+        self.decisions: dict[str, Decision | None] = {}
+        self.nodes = {node.name: node for node in graph.calls.nodes}
+        self.watched = unit.out
         # The filters of a unit that only feeds its group's last one are off as well, though no mask is written there.
-        self.masked = groups[unit.group][-1].out if gates and unit.gated else unit.out
+        mine = next((site for site in sites if site.kind == "filters" and unit in site.units), None)
+        self.masked = unit.out if mine is None else mine.out
         self.held: Tensor | None = None
 
     def run_node(self, n: fx.Node) -> Any:
-        if n.name in self.firsts:
-            gate = self.firsts[n.name]
-            self.decisions[gate] = gate.decided(self.env[n.all_input_nodes[0]])
+        if self.board is not None and (site := self.firsts.get(n.name)) is not None:
+            self.decisions[site.name] = self.board.decided(site.name, self.env[self.nodes[site.x]])
         result = super().run_node(n)
         if n.name == self.watched != self.masked:
             self.held = result.clone()
-        if n.name in self.lasts:
-            gate = self.lasts[n.name]
-            result = gate.masked(result, self.decisions[gate])
+        if self.board is not None and (site := self.lasts.get(n.name)) is not None:
+            result = self.board.masked(site.name, result, self.decisions[site.name])
         if n.name == self.masked:
-            self.see(result if self.held is None else self.held * self._mask(n.name))
+            self.see(result if self.held is None else self.held * self._mask(n.name, self.held))
         return result
 
-    def _mask(self, last: str) -> Tensor:
-        decision = self.lasts[last].decision
-        assert decision is not None
-        return decision.mask[:, :, None, None]
+    def _mask(self, last: str, y_BOHW: Tensor) -> Tensor:
+        assert self.board is not None
+        return self.board.decisions[self.lasts[last].name].mask.spread(y_BOHW)

@@ -18,8 +18,8 @@ from torch import Tensor, fx, nn
 
 from cofire.errors import ConfigError
 from cofire.export import fold_norms
-from cofire.gates.ftwt import FTWTGate
-from cofire.gates.gating import GatedModel
+from cofire.gates.base import Compiling
+from cofire.gates.gating import GatedModel, require_filters
 from cofire.graph.graph import Graph
 
 Rows = Tensor | None
@@ -30,9 +30,13 @@ class Sliced:
     """A gated model that computes active filters only, for one image per call; heads run also under forced masks."""
 
     def __init__(self, gated: GatedModel) -> None:
-        for group, gate in gated.gates.items():
-            if not isinstance(gate, FTWTGate):
-                raise ConfigError(f"weights can be sliced for FTWT gates, got {type(gate).__name__} for {group!r}")
+        require_filters(gated, "slicing weights")
+        method = gated.gates
+        if not isinstance(method, Compiling):
+            raise ConfigError(f"weights can be sliced for linear heads, which {gated.config.label} has not")
+        self._heads = {name: method.lower(site) for name, site in method.sites.items()}
+        if scaling := [name for name, head in self._heads.items() if head.scale]:
+            raise ConfigError(f"weights cannot be sliced where filters are scaled: {scaling[0]!r}")
         self._gated = gated
         self._forced: Mapping[str, Tensor] = {}
         backbone = copy.deepcopy(gated.backbone).eval()
@@ -57,11 +61,9 @@ class Sliced:
 
     def _active(self, group: str, x_BIHW: Tensor, rows: Rows) -> Tensor:
         """Active filters of a group, int64; the head is asked in any case."""
-        gate = cast(FTWTGate, self._gated.gates[group])
-        pooled_BI = x_BIHW.flatten(2).amax(2) if gate.head.pool == "max" else x_BIHW.flatten(2).mean(2)
-        pooled_BI = _widened(pooled_BI, rows, gate.head.linear.in_features)
-        mask_O = gate.decide(pooled_BI[:, :, None, None]).mask[0]  # pooling a 1x1 map changes nothing
-        return self._forced.get(group, mask_O).nonzero()[:, 0]
+        channels = self._gated.gates.sites[group].units[0].in_channels
+        on_BO = self._heads[group].chosen(x_BIHW, self._gated.threshold, lambda x_BI: _widened(x_BI, rows, channels))
+        return self._forced.get(group, on_BO[0]).nonzero()[:, 0]
 
 
 def _widened(x: Tensor, rows: Rows, channels: int) -> Tensor:

@@ -1,43 +1,88 @@
-"""What a gate is: decides on a unit's input which filters run, learns from the unit's output; and the registry.
+"""What a method is: one object per gated model that decides at every site and learns; and the registry.
 
-Shapes: B samples, I input channels, O filters.
+Shapes: B samples, I input channels, O filters, K classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from cofire.errors import ConfigError, unknown
-from cofire.graph.units import Placement, Unit
+from cofire.graph.graph import Graph
+from cofire.graph.masks import AbstractMask, FilterMask
+from cofire.graph.placement import place
+from cofire.graph.units import Placement, Site, Unit, head_macs
 
 
-class Decision(NamedTuple):
-    """What a gate decided for one batch."""
+@dataclass(frozen=True)
+class Decision:
+    """What a method decided at one site for one batch.
+
+    Args:
+        logits_BO: what the mask was made of, if that is one number per filter.
+        mask: what runs; a tensor (B, O) is taken for a mask of filters. Carries a gradient where the method lets one
+            through.
+        scale_BO: for methods that also rescale what they keep: (B, O), or of any shape that multiplies the output.
+        shift_O: added to rescaled filters that are on, (O,).
+    """
 
     logits_BO: Tensor | None
-    mask: Tensor
-    """(B, O) of 0/1, actually applied; carries a gradient where the method lets one through."""
+    mask: AbstractMask
     scale_BO: Tensor | None = None
-    """For methods that also rescale the filters they keep."""
+    shift_O: Tensor | None = None
+
+    def __init__(
+        self,
+        logits_BO: Tensor | None,
+        mask: AbstractMask | Tensor,
+        scale_BO: Tensor | None = None,
+        shift_O: Tensor | None = None,
+    ) -> None:
+        found = mask if isinstance(mask, AbstractMask) else FilterMask(mask)
+        given = {"logits_BO": logits_BO, "mask": found, "scale_BO": scale_BO, "shift_O": shift_O}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
 
 
-class Peak(NamedTuple):
-    """A tensor's maximum over space, and the tensor's version at that time: in-place changes raise it."""
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One forward in training mode, as a method's loss sees it.
 
-    value_BO: Tensor
-    version: int
+    Args:
+        rerun: the logits (B, K) that other masks give for the same images, site -> mask; in eval mode, no gradient.
+        images: (B, C, H, W).
+        logits_BK: what the model made of them; carries a gradient.
+        labels: (B,), or None for unlabelled images.
+        taught_BK: the teacher's logits, if there is one.
+        decisions: site -> what was decided, of the sites that decided by themselves.
+        seen: site -> what `AbstractMethod.observe` kept of the site's output.
+    """
+
+    rerun: Callable[[Mapping[str, Tensor]], Tensor]
+    images: Tensor
+    logits_BK: Tensor
+    labels: Tensor | None
+    taught_BK: Tensor | None
+    decisions: Mapping[str, Decision]
+    seen: Mapping[str, Any]
+
+    def labelled(self, who: str) -> Tensor:
+        """The labels, or an error that says who needs them."""
+        if self.labels is None:
+            raise ConfigError(f"{who} learns from labels: train on a labelled set, or call mask_loss(gated, labels)")
+        return self.labels
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(Placement):
-    """Base of every gate config: placement options plus how the groups' losses become one."""
+    """Base of every method's config: placement options plus how the sites' losses become one."""
 
     reduction: Literal["mean", "sum"] = "mean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
@@ -57,94 +102,182 @@ class GateConfig(Placement):
         return cls(**{**cls.presets[name], **options})
 
 
-class AbstractGate(nn.Module):
-    """Decides for one group of units. A subclass implements ``decide`` and ``loss``, and ``target`` if it has one."""
+class AbstractMethod(nn.Module):
+    """The gates of one model. A subclass implements ``decide`` and ``loss``; the rest has defaults.
 
-    head_macs: int
+    It is also a mapping, site -> the module that holds what is learned there, for methods that have one per site;
+    parameters live under the site's name with ``.`` written as ``_``.
+    """
 
-    def __init__(self) -> None:
+    threshold: float | None = None
+    """Logit above which something runs, a dial at deploy time; None for a method without such a dial."""
+    opens: ClassVar[bool] = True
+    """Whether there is a state in which it leaves the network as it was: `force("open")`."""
+
+    def __init__(self, config: Any, graph: Graph) -> None:
         super().__init__()
-        self.name = ""  # its group, once it is part of a model; for error texts
-        self.threshold = 0.0
-        self._forget()
+        self.config = config
+        self.sites = {site.name: site for site in graph.sites}
+        self._keys = {name: name.replace(".", "_") for name in self.sites}
+        if len(set(self._keys.values())) < len(self.sites):
+            raise ConfigError(f"two groups have the same name once '.' is written as '_': {sorted(self.sites)}")
 
-    def _forget(self) -> None:
-        self.decision: Decision | None = None
-        self.lesson: Tensor | None = None
-        self.forced: Tensor | Literal["open", "targets"] | None = None
-        self.observer: Callable[[Decision, Tensor], None] | None = None
-        self.input_peak_BI: Tensor | None = None
-        self.peak: Peak | None = None
-
-    @abstractmethod
-    def decide(self, x_BIHW: Tensor) -> Decision:
-        """The decision for a unit input (B, I, H, W): all that the native engine must mirror."""
-
-    @abstractmethod
-    def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
-        """What ``decision`` should have been, given the unmasked output: scalar, sum over filters, mean over batch."""
-
-    def study(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
-        """What ``total_loss`` needs to know, taken in training before the output may change: here the loss itself."""
-        return self.loss(decision, y_BOHW)
+    # Where it acts, and what it needs there
 
     @classmethod
-    def total_loss(cls, gates: Sequence[Any]) -> Tensor:
-        """The losses of the last forward, added up over gates of this class; a method may do many at once."""
-        return torch.stack([gate.lesson for gate in gates]).sum()
+    def place(cls, graph: Graph, config: Any, filter_fn: Callable[[Unit], bool] | None) -> Graph:
+        """``graph`` with the units and sites at which the method acts; here groups of filters at their units' ends."""
+        return place(graph, config, filter_fn)
 
-    def target(self, y_BOHW: Tensor) -> Tensor | None:
-        """The mask that self-supervision asks for, bool (B, O); None for a method without targets."""
+    def prepare(self, graph: Graph) -> None:
+        """Change the backbone, ``graph.root``, once, when the model is gated; here nothing."""
+
+    def head_macs(self, site: Site) -> int:
+        """MACs of one sample's decision at a site; here those of a linear map from input channels to filters."""
+        return head_macs(list(site.units))
+
+    # One forward
+
+    def begin(self, x_BCHW: Tensor) -> None:
+        """Look at the images before the first layer does; here nothing."""
+
+    @abstractmethod
+    def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
+        """The decision on a site's input (B, I, H, W), before the site's first conv runs."""
+
+    def masked(self, site: Site, decision: Decision, y_BOHW: Tensor, alone: bool) -> Tensor:
+        """The site's output with what is off at exactly zero.
+
+        Args:
+            alone: nobody else keeps ``y_BOHW`` for a backward pass, so that it may be written to.
+        """
+        mask = decision.mask.spread(y_BOHW)
+        if decision.scale_BO is not None:
+            scale = decision.scale_BO.to(y_BOHW.dtype)
+            scaled = y_BOHW * scale.reshape(*scale.shape, *[1] * (y_BOHW.ndim - scale.ndim))
+            if decision.shift_O is not None:
+                scaled = scaled + decision.shift_O.to(y_BOHW.dtype).reshape(-1, *[1] * (y_BOHW.ndim - 2))
+            return scaled * mask
+        return _switched_off(y_BOHW, mask) if alone else y_BOHW * mask
+
+    def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Any:
+        """What the loss needs of the unmasked output: called in training, before anything may change it."""
         return None
 
-    def decided(self, x_BIHW: Tensor, peak: Peak | None = None) -> Decision | None:
-        """The decision, taken before the unit's conv runs, or None if it is forced.
+    def target(self, site: Site, y_BOHW: Tensor) -> Tensor | None:
+        """What the mask should have been, bool, of the mask's shape; None for a method without targets."""
+        return None
 
-        ``peak`` is the input's maximum over space where the gate before has found it already, so that no map is
-        pooled twice; ``decide`` finds it as ``self.input_peak_BI``, if the input has not been changed since.
+    # Learning
+
+    @abstractmethod
+    def loss(self, step: Step) -> Tensor:
+        """A scalar to add to the task loss: the sum over the sites of ``step.decisions``, mean over the batch."""
+
+    def parameter_groups(self, recipe: Any) -> list[dict[str, Any]]:
+        """The method's parameters as groups of the run's optimiser; ``lr`` is set step by step by the recipe."""
+        parameters = list(self.parameters())
+        return [{"params": parameters, "weight_decay": recipe.head_weight_decay}] if parameters else []
+
+    def on_epoch(self, epoch: int, epochs: int) -> None:
+        """Called before the first step of each epoch, and of the rest of one after a resume; here nothing."""
+
+    def on_step(self) -> None:
+        """Called after each step of the optimiser; here nothing."""
+
+    # The mapping
+
+    def hold(self, modules: Mapping[str, nn.Module]) -> None:
+        """Keep one module per site."""
+        # Not add_module, which refuses names that are methods here: a conv may be called "items".
+        for name, module in modules.items():
+            self._modules[self._keys[name]] = module
+
+    def __getitem__(self, site: str) -> Any:
+        if site not in self.sites:
+            raise unknown("group", site, self.sites)
+        return cast(nn.Module, self._modules[self._keys[site]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """(site, module) in execution order."""
+        return ((name, self[name]) for name in self)
+
+    def values(self) -> Iterator[Any]:
+        """The modules in execution order."""
+        return (self[name] for name in self)
+
+
+@runtime_checkable
+class Foretelling(Protocol):
+    """A method whose cost is known before training, for any ratio, from activations of the dense network."""
+
+    def activity(self, site: Site, y_BOHW: Tensor) -> Tensor:
+        """What the masks of all ratios follow from, (B, O)."""
+
+    def levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
+        """The first of nested ratios whose mask has a filter on, R if none has; int (B, O)."""
+
+    def nested(self, ratios: Sequence[float]) -> list[list[float]]:
+        """The ratios in ascending runs within each of which a larger ratio keeps all that a smaller one does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearHead:
+    """How the native engine decides at a site of filters: pooled input -> linear map -> which filters run.
+
+    Args:
+        weight: (O, I), or (O, 2 I) where ``pool`` is ``both``: first for the maxima, then for the means.
+        pool: over space: ``max``, ``avg``, ``abs`` (mean of absolute values) or ``both`` (max, then mean).
+        softmax: over the pooled channels.
+        bias: (O,).
+        top: so many filters with the largest logits run; None: those above the threshold.
+        scale: filters that run are multiplied with max(logit, 0), ``shift`` (O,) is added.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    pool: Literal["max", "avg", "abs", "both"] = "max"
+    softmax: bool = False
+    top: int | None = None
+    scale: bool = False
+    shift: Tensor | None = None
+
+    def chosen(
+        self, x_BIHW: Tensor, threshold: float, pooled: Callable[[Tensor], Tensor] = lambda x_BI: x_BI
+    ) -> Tensor:
+        """Which filters run for an input, bool (B, O): the definition, in a few lines of PyTorch.
+
+        Args:
+            pooled: applied to each pooled input (B, I), where ``x_BIHW`` holds live channels only.
         """
-        self.lesson = self.peak = None
-        known = peak is not None and not torch.compiler.is_compiling() and peak.version == x_BIHW._version
-        self.input_peak_BI = peak.value_BO if peak is not None and known else None
-        return self.decide(x_BIHW) if self.forced is None else None
+        flat_BIS = x_BIHW.flatten(2)
+        pools: dict[str, Callable[[], list[Tensor]]] = {
+            "max": lambda: [flat_BIS.amax(2)],
+            "avg": lambda: [flat_BIS.mean(2)],
+            "abs": lambda: [flat_BIS.abs().mean(2)],
+            "both": lambda: [flat_BIS.amax(2), flat_BIS.mean(2)],
+        }
+        features = torch.cat([pooled(part) for part in pools[self.pool]()], 1)
+        features = torch.softmax(features, 1) if self.softmax else features
+        logits_BO = nn.functional.linear(features, self.weight, self.bias)
+        if self.top is None:
+            return logits_BO > threshold
+        order_BO = logits_BO.sort(dim=1, descending=True, stable=True).indices
+        return torch.zeros_like(logits_BO, dtype=torch.bool).scatter_(1, order_BO[:, : self.top], True)
 
-    def masked(self, y_BOHW: Tensor, decision: Decision | None) -> Tensor:
-        """The unit's output with the filters that are off at exactly zero; keeps decision and lesson on the gate."""
-        if decision is None:
-            decision = Decision(None, self._forced_mask(y_BOHW))
-        elif self.training:
-            self.lesson = self.study(decision, y_BOHW)
-        self.decision = decision
-        if self.observer is not None:
-            self.observer(decision, y_BOHW)
-        if isinstance(self.forced, str) and self.forced == "open":
-            return y_BOHW
-        mask = decision.mask.to(y_BOHW.dtype).reshape(*y_BOHW.shape[:2], *[1] * (y_BOHW.ndim - 2))
-        if decision.scale_BO is not None:
-            self.peak = None
-            return y_BOHW * (mask * decision.scale_BO.to(y_BOHW.dtype).reshape(mask.shape))
-        masked = _switched_off(y_BOHW, mask)
-        if self.peak is not None:  # found by ``study``; of the masked output from here on
-            self.peak = Peak(self.peak.value_BO * decision.mask.detach(), masked._version)
-        return masked
 
-    def _forced_mask(self, y_BOHW: Tensor) -> Tensor:
-        if isinstance(self.forced, Tensor):
-            if len(self.forced) not in (1, len(y_BOHW)):
-                rows = f"a row for each of {len(y_BOHW)} samples, got {len(self.forced)}"
-                raise ConfigError(f"group {self.name!r}: a forced mask must have one row or {rows}")
-            return self.forced.expand(len(y_BOHW), -1)
-        if self.forced == "targets":
-            target_BO = self.target(y_BOHW)
-            if target_BO is None:
-                raise ConfigError(f"{type(self).__name__} has no targets to force")
-            return target_BO.to(y_BOHW.dtype)
-        return y_BOHW.new_ones(()).expand(y_BOHW.shape[:2])
+@runtime_checkable
+class Compiling(Protocol):
+    """A method that the native engine can run."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What deepcopy and pickle take along: not the last batch, whose tensors hang on an autograd graph."""
-        kept = dict(self.__dict__)
-        return kept | dict.fromkeys(("decision", "lesson", "forced", "observer", "input_peak_BI", "peak"))
+    def lower(self, site: Site) -> LinearHead:
+        """The head that decides at a site of filters."""
 
 
 def _switched_off(y_BOHW: Tensor, mask: Tensor) -> Tensor:
@@ -160,44 +293,30 @@ def _switched_off(y_BOHW: Tensor, mask: Tensor) -> Tensor:
     return y_BOHW * mask
 
 
-Gates = Mapping[str, AbstractGate]
-Builder = Callable[[list[list[Unit]], Any], Gates]
-
-_builders: dict[type[GateConfig], Builder] = {}
+_methods: dict[type[GateConfig], type[AbstractMethod]] = {}
 
 
-def register_gate(config_type: type[GateConfig]) -> Callable[[Builder], Builder]:
-    """Decorator: ``build(groups, config) -> {group: gate}`` makes the gates for configs of this type.
-
-    ``groups`` is a list of groups, each a list of units in execution order: the gate reads the first unit's
-    input and masks the last unit's output.
-    """
+def register_method(config_type: type[GateConfig]) -> Callable[[type[AbstractMethod]], type[AbstractMethod]]:
+    """Class decorator: this method is what configs of ``config_type`` stand for."""
     if not (dataclasses.is_dataclass(config_type) and issubclass(config_type, GateConfig)):
-        raise ConfigError(f"register_gate takes a dataclass derived from GateConfig, got {config_type!r}")
-    if any(known.__name__ == config_type.__name__ for known in _builders):
+        raise ConfigError(f"a method needs a dataclass derived from GateConfig as its config, got {config_type!r}")
+    if any(known.__name__ == config_type.__name__ for known in _methods):
         raise ConfigError(f"a gate config named {config_type.__name__!r} is registered already")
 
-    def register(build: Builder) -> Builder:
-        _builders[config_type] = build
-        return build
+    def register(method: type[AbstractMethod]) -> type[AbstractMethod]:
+        _methods[config_type] = method
+        return method
 
     return register
 
 
 def gate_types() -> dict[str, type[GateConfig]]:
     """Name -> config type of every registered method."""
-    return {config_type.__name__: config_type for config_type in _builders}
+    return {config_type.__name__: config_type for config_type in _methods}
 
 
-def build_gates(groups: list[list[Unit]], config: GateConfig) -> Gates:
-    """The gates of a registered method, one per group."""
-    if type(config) not in _builders:
+def method_of(config: GateConfig) -> type[AbstractMethod]:
+    """The registered method of a config."""
+    if type(config) not in _methods:
         raise unknown("gate config", type(config).__name__, gate_types())
-    gates = _builders[type(config)](groups, config)
-    wanted = {group[0].group for group in groups}
-    if set(gates) != wanted:
-        raise ConfigError(
-            f"the builder of {type(config).__name__} must return one gate per group; "
-            f"missing {sorted(wanted - set(gates))}, unexpected {sorted(set(gates) - wanted)}"
-        )
-    return gates
+    return _methods[type(config)]

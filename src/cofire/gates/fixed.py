@@ -1,14 +1,15 @@
-"""Fixed: the same filters for every image. All of them run, unless masks are forced: a probe, and a static twin."""
+"""Fixed: the same filters for every image. All of them run, unless masks are forced: a probe for other methods."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import final
 
 from torch import Tensor
 
 from cofire.files.strict import check
-from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, register_gate
-from cofire.graph.units import Unit
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.graph.units import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +20,16 @@ class Fixed(GateConfig):
         check(self)
 
 
-class FixedGate(AbstractGate):
+@final
+@register_method(Fixed)
+class FixedMethod(AbstractMethod):
     """All filters on."""
 
-    head_macs = 0
+    def head_macs(self, site: Site) -> int:
+        return 0
 
-    def __init__(self, filters: int) -> None:
-        super().__init__()
-        self.filters = filters
+    def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
+        return Decision(None, x_BIHW.new_ones(()).expand(len(x_BIHW), site.filters))
 
-    def decide(self, x_BIHW: Tensor) -> Decision:
-        return Decision(None, x_BIHW.new_ones(()).expand(len(x_BIHW), self.filters))
-
-    def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
-        return y_BOHW.new_zeros(())
-
-
-@register_gate(Fixed)
-def build(groups: list[list[Unit]], config: Fixed) -> Gates:
-    return {group[0].group: FixedGate(group[-1].out_channels) for group in groups}
+    def loss(self, step: Step) -> Tensor:
+        return step.logits_BK.new_zeros(())

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from cofire.errors import ConfigError, TrainingError
 from cofire.files.strict import check
-from cofire.gates.base import AbstractGate, Decision, GateConfig, Gates, Peak, register_gate
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
 from cofire.gates.heads import Head
 from cofire.gates.losses import mask_bce
 from cofire.gates.pooling import peak
-from cofire.gates.targets import activity, mass_levels, top_target
-from cofire.graph.units import Unit
+from cofire.gates.targets import activity, mass_levels, nested, top_target
+from cofire.graph.graph import Graph
+from cofire.graph.units import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,81 +80,126 @@ class FTWT(GateConfig):
             raise ConfigError(f"FTWT.tolerance must be in [0, 1), got {self.tolerance}")
 
 
-class FTWTGate(AbstractGate):
-    """One head and the rule that makes its targets."""
+class FTWTGate(nn.Module):
+    """One head, and how many filters its targets have if that is fixed."""
 
-    def __init__(self, group: list[Unit], config: FTWT) -> None:
+    def __init__(self, site: Site, config: FTWT) -> None:
         super().__init__()
-        self.config = config
-        self.joint = config.mode == "joint"
-        self.k = _kept(group, config)
-        self.nonnegative = group[-1].nonnegative
-        sizes = (group[0].in_channels, group[-1].out_channels)
-        self.head = Head(*sizes, pool=config.pool, softmax=config.softmax, bias=config.bias)
+        self.k = _kept(site, config)
+        self.head = Head(
+            site.units[0].in_channels, site.filters, pool=config.pool, softmax=config.softmax, bias=config.bias
+        )
         if config.open_bias:
             nn.init.constant_(self.head.linear.bias, config.open_bias)
-        self.head_macs = self.head.macs
 
-    def decide(self, x_BIHW: Tensor) -> Decision:
-        logits_BO = self.head(x_BIHW) if self.joint else self.head(x_BIHW.detach(), self.input_peak_BI)
+
+class _Peak(NamedTuple):
+    """A masked output's maximum over space, and the tensor's version at that time: in-place changes raise it."""
+
+    value_BO: Tensor
+    version: int
+
+
+@final
+@register_method(FTWT)
+class FTWTMethod(AbstractMethod):
+    """Heads that learn which filters will fire, and the rule that makes their targets."""
+
+    threshold: float | None = 0.0
+
+    def __init__(self, config: FTWT, graph: Graph) -> None:
+        super().__init__(config, graph)
+        self.joint = config.mode == "joint"
+        self.hold({name: FTWTGate(site, config) for name, site in self.sites.items()})
+        self._forget()
+
+    def _forget(self) -> None:
+        self._peaks: dict[str, _Peak] = {}  # so that no map is pooled twice
+        self._found_BO: Tensor | None = None  # the peak of the output that is being masked
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What deepcopy and pickle take along: nothing of the last batch."""
+        return self.__dict__ | {"_peaks": {}, "_found_BO": None}
+
+    def begin(self, x_BCHW: Tensor) -> None:
+        self._forget()
+
+    def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
+        head = self[site.name].head
+        logits_BO = head(x_BIHW) if self.joint else head(x_BIHW.detach(), self._known_peak(site, x_BIHW))
         mask_BO = (logits_BO > self.threshold).to(logits_BO.dtype)
         if self.joint and self.config.straight_through:
             share_BO = torch.sigmoid(logits_BO)
             mask_BO = mask_BO + (share_BO - share_BO.detach())  # value of the mask, gradient of the sigmoid
         return Decision(logits_BO, mask_BO)
 
-    def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
-        assert decision.logits_BO is not None
-        return mask_bce(decision.logits_BO, self.target(y_BOHW))
+    def _known_peak(self, site: Site, x_BIHW: Tensor) -> Tensor | None:
+        """The input's maximum over space where the site before found it, and nothing has changed the input since."""
+        known = self._peaks.get(site.after or "")
+        if known is None or torch.compiler.is_compiling() or known.version != x_BIHW._version:
+            return None
+        return known.value_BO
 
-    def study(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
-        self.peak = Peak(peak(y_BOHW.detach()), -1)
-        return activity(y_BOHW, self.peak.value_BO, self.nonnegative)
+    def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Tensor:
+        self._found_BO = peak(y_BOHW.detach())
+        return activity(y_BOHW, self._found_BO, site.units[-1].nonnegative)
 
-    @classmethod
-    def total_loss(cls, gates: Sequence[FTWTGate]) -> Tensor:
-        """Gates with equally many filters share one sort and one loss, for each call on so little data costs."""
-        alike: dict[tuple[int, int | None], list[FTWTGate]] = {}
-        for gate in gates:
-            alike.setdefault((gate.head.linear.out_features, gate.k), []).append(gate)
-        return torch.stack([cls._loss_of_alike(members) for members in alike.values()]).sum()
+    def masked(self, site: Site, decision: Decision, y_BOHW: Tensor, alone: bool) -> Tensor:
+        masked = super().masked(site, decision, y_BOHW, alone)
+        if self._found_BO is not None:
+            self._peaks[site.name] = _Peak(self._found_BO * decision.mask.on.detach(), masked._version)
+            self._found_BO = None
+        return masked
 
-    @staticmethod
-    def _loss_of_alike(gates: list[FTWTGate]) -> Tensor:
-        activity_BO = torch.cat([gate.lesson for gate in gates if gate.lesson is not None])
-        logits_BO = torch.cat([gate.decision.logits_BO for gate in gates])  # type: ignore[union-attr, misc]
+    def loss(self, step: Step) -> Tensor:
+        """Sites with equally many filters share one sort and one loss, for each call on so little data costs."""
+        alike: dict[tuple[int, int | None], list[str]] = {}
+        for name in step.seen:
+            alike.setdefault((self.sites[name].filters, self[name].k), []).append(name)
+        return torch.stack([self._loss_of_alike(names, step) for names in alike.values()]).sum()
+
+    def _loss_of_alike(self, names: list[str], step: Step) -> Tensor:
+        activity_BO = torch.cat([step.seen[name] for name in names])
+        logits_BO = torch.cat([step.decisions[name].logits_BO for name in names])  # type: ignore[misc]
         try:
-            target_BO = gates[0].levels(activity_BO, [gates[0].config.ratio]).logical_not()
+            target_BO = self.levels(self.sites[names[0]], activity_BO, [self.config.ratio]).logical_not()
         except TrainingError as error:
-            names = [gate.name for gate in gates if gate.lesson is not None and not gate.lesson.isfinite().all()]
-            raise TrainingError(f"group {names[0]!r}: {error}") from error
-        return mask_bce(logits_BO, target_BO) * len(gates)
+            damaged = [name for name in names if not step.seen[name].isfinite().all()]
+            raise TrainingError(f"group {damaged[0]!r}: {error}") from error
+        return mask_bce(logits_BO, target_BO) * len(names)
 
-    def target(self, y_BOHW: Tensor) -> Tensor:
-        return self.levels(activity(y_BOHW, nonnegative=self.nonnegative), [self.config.ratio]).logical_not()
+    def target(self, site: Site, y_BOHW: Tensor) -> Tensor:
+        return self.levels(site, self.activity(site, y_BOHW), [self.config.ratio]).logical_not()
 
-    def levels(self, activity_BO: Tensor, ratios: list[float]) -> Tensor:
-        """The first of nested ratios whose target has a filter on, R if none has; from activities, int (B, O)."""
-        if self.k is not None:
-            return torch.where(top_target(activity_BO, self.k), 0, len(ratios))
+    # Its cost is foretold
+
+    def activity(self, site: Site, y_BOHW: Tensor) -> Tensor:
+        return activity(y_BOHW, nonnegative=site.units[-1].nonnegative)
+
+    def levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
+        if (k := self[site.name].k) is not None:
+            return torch.where(top_target(activity_BO, k), 0, len(ratios))
         level_BO = mass_levels(activity_BO, ratios, floor=self.config.floor, tolerance=self.config.tolerance)
         if self.config.silent == "all":
             level_BO *= activity_BO.any(1, keepdim=True)
         return level_BO
 
+    def nested(self, ratios: Sequence[float]) -> list[list[float]]:
+        return nested(ratios, self.config.tolerance)
 
-def _kept(group: list[Unit], config: FTWT) -> int | None:
+    # The engine runs it
+
+    def lower(self, site: Site) -> LinearHead:
+        head = self[site.name].head
+        return LinearHead(weight=head.linear.weight, bias=head.linear.bias, pool=head.pool, softmax=head.softmax)
+
+
+def _kept(site: Site, config: FTWT) -> int | None:
     if config.signature is None:
         return None
-    name, filters = group[0].group, group[-1].out_channels
-    if name not in config.signature:
-        raise ConfigError(f"FTWT.signature must name every group, got none for {name!r}")
-    k = config.signature[name]
-    if not 1 <= k <= filters:
-        raise ConfigError(f"FTWT.signature[{name!r}] must be in 1..{filters}, got {k}")
+    if site.name not in config.signature:
+        raise ConfigError(f"FTWT.signature must name every group, got none for {site.name!r}")
+    k = config.signature[site.name]
+    if not 1 <= k <= site.filters:
+        raise ConfigError(f"FTWT.signature[{site.name!r}] must be in 1..{site.filters}, got {k}")
     return k
-
-
-@register_gate(FTWT)
-def build(groups: list[list[Unit]], config: FTWT) -> Gates:
-    return {group[0].group: FTWTGate(group, config) for group in groups}

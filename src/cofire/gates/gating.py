@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import linecache
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,64 +16,29 @@ from cofire.backbones import Backbone
 from cofire.errors import ConfigError, DataError, TrainingError, unknown
 from cofire.files.atomic import write_model
 from cofire.files.strict import unstructure
-from cofire.gates.base import AbstractGate, Decision, GateConfig, build_gates
-from cofire.graph.cost import Cost, cost
-from cofire.graph.graph import Graph, Live, trace
-from cofire.graph.placement import place
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, method_of
+from cofire.gates.switchboard import Forced, Observer, Switchboard
+from cofire.graph.cost import Cost, cost, site_size
+from cofire.graph.graph import Graph, trace
+from cofire.graph.live import Live
+from cofire.graph.masks import AbstractMask, mask_of
+from cofire.graph.tracing import evaluating
 from cofire.graph.units import Unit, Units
-
-Observer = Callable[[str, Decision, Tensor], None]
-
-
-class GateMap(nn.Module):
-    """Group name -> gate. Parameters live under the group's name with ``.`` written as ``_``."""
-
-    def __init__(self, gates: Mapping[str, AbstractGate]) -> None:
-        super().__init__()
-        self._keys = {group: group.replace(".", "_") for group in gates}
-        if len(set(self._keys.values())) < len(gates):
-            raise ConfigError(f"two groups have the same name once '.' is written as '_': {sorted(gates)}")
-        # Not add_module, which refuses names that are methods here: a conv may be called "items".
-        for group, gate in gates.items():
-            self._modules[self._keys[group]] = gate
-            gate.name = group
-
-    def __getitem__(self, group: str) -> AbstractGate:
-        if group not in self._keys:
-            raise unknown("group", group, self._keys)
-        return cast(AbstractGate, self._modules[self._keys[group]])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def items(self) -> Iterator[tuple[str, AbstractGate]]:
-        """(group, gate) in execution order."""
-        return ((group, self[group]) for group in self)
-
-    def values(self) -> Iterator[AbstractGate]:
-        """The gates in execution order."""
-        return (self[group] for group in self)
 
 
 class GatedModel(nn.Module):
-    """A backbone whose units run behind gates; made by :func:`gate`.
+    """A backbone whose convs run behind gates; made by :func:`gate`.
 
     The backbone's state_dict keys are unchanged; the gates' begin with ``gates.``. Calling it gives logits like
     any other model; what the gates decided for that batch is in ``decisions``. ``print(gated.code)`` shows
     the forward with the gates in it.
     """
 
-    def __init__(
-        self, backbone: nn.Module, graph: Graph, config: GateConfig, gates: Mapping[str, AbstractGate]
-    ) -> None:
+    def __init__(self, backbone: nn.Module, graph: Graph, method: AbstractMethod) -> None:
         super().__init__()
         if "gates" in dict(backbone.named_children()):
             raise ConfigError("the model has a submodule named 'gates', which is where cofire keeps its own; rename it")
         self.graph = graph
-        self.config = config
         self.code, self._run = _compiled(_with_gates(graph))
         # The same modules and tensors under the same names, whatever the names are. The backbone itself stays out
         # of the module tree: the generated forward looks its calls up there, and deepcopy and pickle rebuild a
@@ -84,8 +48,12 @@ class GatedModel(nn.Module):
         self._buffers = backbone._buffers
         self._non_persistent_buffers_set = backbone._non_persistent_buffers_set
         self._modules.update(backbone._modules)
-        self._modules["gates"] = GateMap(gates)
-        self.training = self.gates.training = backbone.training
+        self._modules["gates"] = method
+        self.switchboard = Switchboard(method)
+        self._images: Tensor | None = None
+        self._logits_BK: Tensor | None = None
+        self.training = backbone.training
+        method.train(backbone.training)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Logits for a batch of images (B, C, H, W)."""
@@ -93,13 +61,21 @@ class GatedModel(nn.Module):
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != channels:
             raise DataError(f"images must have shape (B, {channels}, H, W), got {tuple(x_BCHW.shape)}")
         self.backbone.training = self.training
-        logits: Tensor = self._run(self.backbone, x_BCHW, self.gates)
-        return logits
+        self.switchboard.begin(x_BCHW)
+        logits_BK: Tensor = self._run(self.backbone, x_BCHW, self.switchboard)
+        self._images, self._logits_BK = (x_BCHW, logits_BK) if self.gates.training else (None, None)
+        return logits_BK
 
     @property
-    def gates(self) -> GateMap:
-        """Group -> gate, in execution order."""
-        return cast(GateMap, self._modules["gates"])
+    def gates(self) -> AbstractMethod:
+        """The method; a mapping, site -> what it holds there, in execution order."""
+        return cast(AbstractMethod, self._modules["gates"])
+
+    @property
+    def config(self) -> GateConfig:
+        """Of the method."""
+        config: GateConfig = self.gates.config
+        return config
 
     @property
     def backbone(self) -> nn.Module:
@@ -113,69 +89,103 @@ class GatedModel(nn.Module):
 
     @property
     def decisions(self) -> dict[str, Decision]:
-        """Group -> what its gate decided in the last forward; empty before the first."""
-        return {group: gate.decision for group, gate in self.gates.items() if gate.decision is not None}
+        """Site -> what was decided there in the last forward; empty before the first."""
+        return dict(self.switchboard.decisions)
 
     @property
     def masks(self) -> dict[str, Tensor]:
-        """Group -> bool (B, O) of the last forward."""
-        return {group: decision.mask.detach() > 0.5 for group, decision in self.decisions.items()}
+        """Group -> bool (B, O) of the last forward, for methods that decide on filters."""
+        require_filters(self, "gated.masks")
+        return {name: decision.mask.bits for name, decision in self.decisions.items()}
 
     @property
     def threshold(self) -> float:
-        """A filter runs if its logit is above this; 0 as trained, higher is cheaper. A dial at deploy time."""
-        return next(gate.threshold for gate in self.gates.values())
+        """What has a logit above this runs; 0 as trained, higher is cheaper. A dial at deploy time."""
+        return 0.0 if self.gates.threshold is None else self.gates.threshold
 
     @threshold.setter
     def threshold(self, value: float) -> None:
-        for gate in self.gates.values():
-            gate.threshold = float(value)
+        if self.gates.threshold is None:
+            raise ConfigError(f"{type(self.config).__name__} has no threshold to set: it does not decide by one")
+        self.gates.threshold = float(value)
 
     def cost(
-        self, masks: Mapping[str, Tensor | Live] | None = None, input_shape: tuple[int, int, int] | None = None
+        self,
+        masks: Mapping[str, AbstractMask | Tensor | Live] | None = None,
+        input_shape: tuple[int, int, int] | None = None,
     ) -> Cost:
         """MACs of the last forward, or of the masks given, at an input shape (default: the graph's)."""
-        heads = {group: gate.head_macs for group, gate in self.gates.items()}
-        return cost(self.graph, self.masks if masks is None else masks, input_shape, heads)
+        heads = {name: self.gates.head_macs(site) for name, site in self.gates.sites.items()}
+        decided = {name: decision.mask for name, decision in self.switchboard.decisions.items()}
+        return cost(self.graph, decided if masks is None else masks, input_shape, heads)
 
     @contextmanager
-    def force(self, masks: Literal["open", "targets"] | Mapping[str, Tensor]) -> Iterator[None]:
+    def force(self, masks: Forced | Mapping[str, Tensor | AbstractMask]) -> Iterator[None]:
         """Inside the block gates do not decide: all open, or their targets, or the masks given.
 
-        ``masks`` maps groups to (O,) or (B, O) tensors of 0/1; groups left out decide for themselves.
+        ``masks`` maps sites to masks of their kind or tensors of 0/1, for filters (O,) or (B, O); sites left out decide
+        for themselves.
         """
         if isinstance(masks, str):
             if masks not in ("open", "targets"):
                 raise unknown("forced masks", masks, ("open", "targets"))
+            if masks == "open" and not self.gates.opens:
+                raise ConfigError(f"{type(self.config).__name__} has no open state: what it scales has no dense form")
             forced: dict[str, Any] = dict.fromkeys(self.gates, masks)
         else:
-            forced = {group: self._mask(group, mask) for group, mask in masks.items()}
-        before = {group: self.gates[group].forced for group in forced}
-        for group, value in forced.items():
-            self.gates[group].forced = value
+            forced = {name: self._mask(name, mask) for name, mask in masks.items()}
+        before = dict(self.switchboard.forced)
+        self.switchboard.forced.update(forced)
         try:
             yield
         finally:
-            for group, value in before.items():
-                self.gates[group].forced = value
+            self.switchboard.forced = before
 
-    def _mask(self, group: str, mask: Tensor) -> Tensor:
-        self.gates[group]  # raises if there is no such group
-        filters = self.units.groups[group][-1].out_channels
-        if mask.ndim not in (1, 2) or mask.shape[-1] != filters:
-            raise ConfigError(f"group {group!r}: mask must have shape (B, {filters}), got {tuple(mask.shape)}")
-        return (mask if mask.is_floating_point() else mask.float()).reshape(-1, filters)
+    def _mask(self, name: str, mask: Tensor | AbstractMask) -> AbstractMask:
+        sites = self.gates.sites
+        if name not in sites:
+            raise unknown("group", name, sites)
+        found = mask_of(sites[name], mask, site_size(self.graph, sites[name]))
+        return found if found.on.is_floating_point() else type(found)(found.on.float())
 
     @contextmanager
     def observe(self, observer: Observer) -> Iterator[None]:
-        """Inside the block ``observer(group, decision, y_BOHW)`` sees each unit's unmasked output as it is made."""
-        for group, gate in self.gates.items():
-            gate.observer = lambda decision, y_BOHW, group=group: observer(group, decision, y_BOHW)
+        """Inside the block ``observer(site, decision, y_BOHW)`` sees each site's unmasked output as it is made."""
+        self.switchboard.observer = observer
         try:
             yield
         finally:
-            for gate in self.gates.values():
-                gate.observer = None
+            self.switchboard.observer = None
+
+    def rerun(self, x_BCHW: Tensor, masks: Mapping[str, Tensor]) -> Tensor:
+        """Logits under other masks, in eval mode and without gradient; what the last forward left stays."""
+        board, self.switchboard = self.switchboard, Switchboard(self.gates)
+        kept = self._images, self._logits_BK
+        try:
+            with torch.no_grad(), evaluating(self), self.force(masks):
+                logits_BK: Tensor = self(x_BCHW)
+        finally:
+            self.switchboard = board
+            self._images, self._logits_BK = kept
+        return logits_BK
+
+    def step(self, labels: Tensor | None = None, taught_BK: Tensor | None = None) -> Step:
+        """The last forward in training mode, for the method's loss."""
+        board = self.switchboard
+        if self._images is None or self._logits_BK is None or not board.seen:
+            raise TrainingError(
+                "mask_loss needs a forward in training mode with free gates: call gated.train(), gated(x)"
+            )
+        images = self._images
+        return Step(
+            rerun=lambda masks: self.rerun(images, masks),
+            images=images,
+            logits_BK=self._logits_BK,
+            labels=labels,
+            taught_BK=taught_BK,
+            decisions={name: board.decisions[name] for name in board.seen},
+            seen=board.seen,
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write ``config.json`` and ``model.safetensors`` into ``folder``, for ``cofire.load``."""
@@ -194,8 +204,7 @@ class GatedModel(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         selected = tuple(unit.name for unit in self.units if unit.gated)
-        state = (dict(self.gates.items()), self.threshold, self.training)
-        return _rebuild, (self.backbone, self.config, selected, self.graph.input_shape, *state)
+        return _rebuild, (self.backbone, self.gates, selected, self.graph.input_shape, self.training)
 
 
 def gate(
@@ -233,27 +242,49 @@ def num_filters(model: nn.Module) -> dict[str, int]:
     return {name: module.out_channels for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
 
 
-def mask_loss(gated: nn.Module) -> Tensor:
-    """The gates' loss for the last forward in training mode: a scalar to add to the task loss."""
-    gated = unwrapped(gated)
-    taught: dict[type[AbstractGate], list[AbstractGate]] = {}
-    for gate in gated.gates.values():
-        if gate.lesson is not None:
-            taught.setdefault(type(gate), []).append(gate)
-    if not taught:
-        raise TrainingError("mask_loss needs a forward in training mode with free gates: call gated.train(), gated(x)")
-    total = torch.stack([kind.total_loss(gates) for kind, gates in taught.items()]).sum()
-    return total / sum(map(len, taught.values())) if gated.config.reduction == "mean" else total
+def mask_loss(gated: nn.Module, labels: Tensor | None = None, taught_BK: Tensor | None = None) -> Tensor:
+    """The gates' loss for the last forward in training mode: a scalar to add to the task loss.
+
+    Args:
+        gated: a gated model, or a model that holds some; their losses are added up.
+        labels: (B,), for methods that learn from them.
+        taught_BK: a teacher's logits, for methods that learn from those.
+    """
+    losses = []
+    for part in gated_parts(gated):
+        step = part.step(labels, taught_BK)
+        total = part.gates.loss(step)
+        losses.append(total / len(step.seen) if part.config.reduction == "mean" else total)
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
 
-def unwrapped(model: nn.Module) -> GatedModel:
-    """The gated model inside DistributedDataParallel or torch.compile wrappers."""
-    gated = next((module for module in model.modules() if isinstance(module, GatedModel)), None)
-    if gated is None:
+def gated_parts(model: nn.Module) -> list[GatedModel]:
+    """The gated models in a model, which may be one itself or be wrapped (DistributedDataParallel, torch.compile).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    found = [module for module in model.modules() if isinstance(module, GatedModel)]
+    if not found:
         raise ConfigError(
             f"a gated model is needed, got {type(model).__name__}; make one with cofire.gate(model, config)"
         )
-    return gated
+    return found
+
+
+def has_gates(model: nn.Module) -> bool:
+    """Whether a model is gated, or has a part that is."""
+    return any(isinstance(module, GatedModel) for module in model.modules())
+
+
+def require_filters(gated: GatedModel, who: str) -> None:
+    """Raise unless the method's masks are of filters: ``who`` cannot handle another kind."""
+    other = next((site for site in gated.gates.sites.values() if site.kind != "filters"), None)
+    if other is not None:
+        raise ConfigError(
+            f"{who} handles masks of filters, but {type(gated.config).__name__} decides on masks of another kind at "
+            f"{other.name!r}: {other.kind}"
+        )
 
 
 def _gated(
@@ -262,47 +293,43 @@ def _gated(
     filter_fn: Callable[[Unit], bool] | None,
     input_shape: tuple[int, int, int] | None,
 ) -> GatedModel:
-    graph = place(trace(backbone, input_shape), config, filter_fn)
-    gated = GatedModel(backbone, graph, config, build_gates(list(graph.units.groups.values()), config))
-    gated.gates.train(backbone.training)
-    return gated
+    kind = method_of(config)
+    graph = kind.place(trace(backbone, input_shape), config, filter_fn)
+    method = kind(config, graph)
+    method.prepare(graph)
+    return GatedModel(backbone, graph, method)
 
 
 def _rebuild(
     backbone: nn.Module,
-    config: GateConfig,
+    method: AbstractMethod,
     selected: tuple[str, ...],
     input_shape: tuple[int, int, int],
-    gates: dict[str, AbstractGate],
-    threshold: float,
     training: bool,
 ) -> GatedModel:
-    graph = place(trace(backbone, input_shape), config, lambda unit: unit.name in selected)
-    gated = GatedModel(backbone, graph, config, gates)
-    gated.threshold = threshold
-    gated.training = gated.gates.training = training
+    modes = method.training
+    graph = method.place(trace(backbone, input_shape), method.config, lambda unit: unit.name in selected)
+    gated = GatedModel(backbone, graph, method)
+    gated.training = training
+    method.train(modes)
     return gated
 
 
 def _with_gates(graph: Graph) -> fx.Graph:
-    """The calls with two more per group: decide before the first unit's conv, mask after the last unit's end."""
+    """The calls with two more per site: decide before its first op, mask after its last."""
     calls = copy.deepcopy(graph.calls)
     nodes = {node.name: node for node in calls.nodes}
-    gates_of_masked: dict[fx.Node, fx.Node] = {}
+    masked_of: dict[str, fx.Node] = {}
     with calls.inserting_after(calls.find_nodes(op="placeholder")[-1]):
         gates = calls.placeholder("gates")
-    for group, members in graph.units.groups.items():
-        conv, out = nodes[members[0].conv], nodes[members[-1].out]
-        x = conv.all_input_nodes[0]
-        with calls.inserting_before(conv):
-            gate_node = calls.create_node("call_function", operator.getitem, (gates, group), name="gate")
-            args: list[fx.Node] = [gate_node, x]
-            if x in gates_of_masked:
-                args.append(calls.create_node("call_function", getattr, (gates_of_masked[x], "peak"), name="peak"))
-            decision = calls.create_node("call_method", "decided", tuple(args))
+    for site in graph.sites:
+        out = nodes[site.out]
+        with calls.inserting_before(nodes[site.first]):
+            x = masked_of.get(site.x, nodes[site.x])
+            decision = calls.create_node("call_method", "decided", (gates, site.name, x))
         with calls.inserting_after(out):
-            masked = calls.create_node("call_method", "masked", (gate_node, out, decision))
-        gates_of_masked[masked] = gate_node
+            masked = calls.create_node("call_method", "masked", (gates, site.name, out, decision))
+        masked_of[site.out] = masked
         out.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
     return calls
 

@@ -5,20 +5,19 @@ Shapes: B samples, O filters, R masks. 1 MAC = one multiply-accumulate (papers' 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
-from typing import Literal, get_args
+from typing import Generic, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from cofire.errors import ConfigError, unknown
-from cofire.graph.graph import Graph, Live, live_inputs
+from cofire.graph.graph import Graph
+from cofire.graph.live import AbstractLive, L, Live, live_inputs, union
+from cofire.graph.masks import AbstractMask, FilterMask, mask_of
 from cofire.graph.ops import Conv, Op
-from cofire.graph.units import head_macs
+from cofire.graph.units import Site, head_macs
 
 Column = Literal["paper", "executed", "executed+heads"]
 COLUMNS: tuple[Column, ...] = get_args(Column)
@@ -29,7 +28,7 @@ class Cost:
     """MACs of a batch.
 
     ``dense`` maps each conv and linear layer to its MACs for one sample; ``paper`` and ``executed`` map it to
-    an int64 tensor (B,); ``heads`` maps each group to the MACs of its head, (B,). For R masks at once all are (R * B,).
+    an int64 tensor (B,); ``heads`` maps each site to the MACs of its head, (B,). For R masks at once all are (R * B,).
     """
 
     dense: Mapping[str, int]
@@ -57,71 +56,161 @@ class Cost:
 
 def cost(
     graph: Graph,
-    masks: Mapping[str, Tensor | Live],
+    masks: Mapping[str, AbstractMask | Tensor | Live],
     input_shape: tuple[int, int, int] | None = None,
     heads: Mapping[str, int] | None = None,
 ) -> Cost:
     """MACs of a batch whose gates decided ``masks``.
 
-    ``executed`` counts what has to be computed: active filters times input channels that can be non-zero there
-    (an addition takes the union of its operands). ``paper`` counts as the paper's numbers were made: behind an
-    addition only the filters of the last gated unit count as input. Heads are counted apart.
+    ``executed`` counts what has to be computed: active filters, at active positions, times input channels that can be
+    non-zero there (an addition takes the union of its operands). ``paper`` counts as the paper's numbers were made:
+    behind an addition only the filters of the last gated unit count as input. Heads are counted apart.
 
     Args:
-        graph: with its units, as ``gated.graph`` has them.
-        masks: group -> (B, O) bool or 0/1, or :class:`Live` for many masks at once. Groups left out are open.
+        graph: with its sites, as ``gated.graph`` has them.
+        masks: site -> mask of the site's kind, or its tensor; for filters also :class:`Live`, many masks at once.
+            Sites left out are open.
         input_shape: (C, H, W), if other than the graph's.
-        heads: group -> MACs of its head. Default: a linear map from input channels to filters for each group in
-            ``masks``.
+        heads: site -> MACs of its head. Default: a linear map from input channels to filters for each group of filters
+            in ``masks``.
     """
     graph = graph.at(input_shape or graph.input_shape)
-    units = graph.units
-    groups = units.groups
-    for name in masks:
-        if name not in groups:
-            raise unknown("group", name, groups)
-    live = {name: _checked(name, mask, groups[name][-1].out_channels) for name, mask in masks.items()}
-    sizes = {name: len(mask.level_BC) for name, mask in live.items()}
-    if len(set(sizes.values())) > 1:
-        raise ConfigError(f"masks must have one batch size, got {sizes}")
-    by_unit = {unit.conv: live[unit.group] for unit in units if unit.gated and unit.group in live}
-    by_out = {unit.out: by_unit[unit.conv] for unit in units if unit.conv in by_unit}
-    last_gated = _last_gated(graph, set(by_unit))
+    active = _active(graph, {name: _as_live(graph, site, masks[name]) for name, site in _named(graph, masks).items()})
+    last_gated = _last_gated(graph, set(active.convs))
 
     def last_gated_operand(op: Op, operands: list[Live]) -> Live:
         latest = [last_gated[source] for source in op.sources]
-        return _union(op, [live for live, when in zip(operands, latest, strict=True) if when == max(latest)])
+        return union(op, [live for live, when in zip(operands, latest, strict=True) if when == max(latest)])
 
-    layers = _layers(graph)
-
-    def layer_macs(add: Callable[[Op, list[Live]], Live]) -> dict[str, Tensor]:
-        inputs = live_inputs(graph, by_out, add)
-        return {
-            name: _num_pairs(inputs[op], by_unit.get(op), conv) * conv.macs_per_pair
-            for name, (op, conv) in layers.items()
-        }
-
-    executed, paper = layer_macs(_union), layer_macs(last_gated_operand)
-    per_head = heads or {name: head_macs(groups[name]) for name in masks}
+    executed = _layer_macs(graph, active, live_inputs(graph, active.outs, active.like))
+    paper = _layer_macs(graph, active, live_inputs(graph, active.outs, active.like, last_gated_operand))
+    per_head = heads or {name: head_macs(list(site.units)) for name, site in _named(graph, masks).items()}
     batch = next(iter(executed.values())).shape[0] if executed else 1
     return Cost(
-        dense={name: conv.macs for name, (_, conv) in layers.items()},
+        dense={name: op.conv.macs for name, op in graph.layers.items() if op.conv is not None},
         paper=paper,
         executed=executed,
         heads={name: torch.full((batch,), per_head[name], dtype=torch.int64) for name in masks},
     )
 
 
-def _checked(name: str, mask: Tensor | Live, filters: int) -> Live:
+def expected_macs(
+    graph: Graph, shares: Mapping[str, Tensor], input_shape: tuple[int, int, int] | None = None
+) -> Tensor:
+    """MACs that are to be expected where gates are on with some probability: float (B,), differentiable.
+
+    For a loss that holds a method to a budget. Decisions count as independent of each other, so that an addition is
+    live with 1 - (1 - p)(1 - q). At probabilities 0 and 1 it equals ``cost(...).total("executed")``.
+
+    Args:
+        shares: site -> probabilities in [0, 1], of the shape of the site's masks. Sites left out are open.
+        input_shape: (C, H, W), if other than the graph's.
+    """
+    graph = graph.at(input_shape or graph.input_shape)
+    found = {}
+    for name, site in _named(graph, shares).items():
+        mask = mask_of(site, shares[name], site_size(graph, site))
+        found[name] = _Switched(mask.chance(site.filters), mask.positions)
+    active = _active(graph, found)
+    layers = _layer_macs(graph, active, live_inputs(graph, active.outs, active.like))
+    return torch.stack(list(layers.values())).sum(0)
+
+
+def site_size(graph: Graph, site: Site) -> tuple[int, ...]:
+    """(H, W) of the output that a site masks."""
+    return graph[site.out].shape[1:]
+
+
+def _named(graph: Graph, masks: Mapping[str, object]) -> dict[str, Site]:
+    """The sites that masks are given for."""
+    sites = {site.name: site for site in graph.sites}
+    for name in masks:
+        if name not in sites:
+            raise unknown("group", name, sites)
+    return {name: sites[name] for name in masks}
+
+
+@dataclass(frozen=True)
+class _Switched(Generic[L]):
+    """What a site lets through, and at how many positions its convs run where that is not all or none of them."""
+
+    live: L
+    positions_BO: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Active(Generic[L]):
+    """Op -> what masks leave of it: convs that run less, outputs that are masked; and a batch like theirs."""
+
+    convs: dict[str, _Switched[L]]
+    outs: dict[str, L]
+    like: L
+
+
+def _as_live(graph: Graph, site: Site, mask: AbstractMask | Tensor | Live) -> _Switched[Live]:
     if isinstance(mask, Live):
-        return mask
-    if mask.ndim != 2 or mask.shape[1] != filters:
-        raise ConfigError(f"group {name!r}: mask must have shape (B, {filters}), got {tuple(mask.shape)}")
-    return Live.under(mask if mask.dtype == torch.bool else mask.detach() > 0.5)
+        if site.kind != FilterMask.kind:
+            raise ConfigError(f"site {site.name!r} takes masks of {site.kind}, got several of filters at once")
+        return _Switched(mask, None)
+    found = mask_of(site, mask, site_size(graph, site))
+    binary = type(found)(found.bits)
+    return _Switched(binary.live(site.filters), binary.positions)
 
 
-def _union(op: Op, operands: list[Live]) -> Live:
-    return reduce(or_, operands)
+def _active(graph: Graph, switched: Mapping[str, _Switched[L]]) -> _Active[L]:
+    sizes = {name: len(part.live.table_BC) for name, part in switched.items()}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(f"masks must have one batch size, got {sizes}")
+    sites = {site.name: site for site in graph.sites}
+    convs: dict[str, _Switched[L]] = {}
+    outs: dict[str, L] = {}
+    for name, part in switched.items():
+        site = sites[name]
+        for conv in site.convs:
+            live = part.live if site.kind != "block" else part.live.like(part.live.table_BC[:, :1])
+            convs[conv] = _Switched(live.expand(_conv(graph, conv).out_channels), part.positions_BO)
+        if site.kind == "filters":
+            outs |= {unit.out: part.live for unit in site.units}
+        outs[site.out] = part.live
+    none: AbstractLive = Live(torch.zeros(1, 1, dtype=torch.uint8))
+    return _Active(convs, outs, next((part.live for part in switched.values()), none))  # type: ignore[arg-type]
+
+
+def _conv(graph: Graph, op: str) -> Conv:
+    conv = graph[op].conv
+    assert conv is not None
+    return conv
+
+
+def _layer_macs(graph: Graph, active: _Active[L], inputs: Mapping[str, L]) -> dict[str, Tensor]:
+    macs = {}
+    for name, op in graph.layers.items():
+        assert op.conv is not None
+        macs[name] = _macs(inputs[op.name], active.convs.get(op.name), op.conv)
+    return macs
+
+
+def _macs(live: L, switched: _Switched[L] | None, conv: Conv) -> Tensor:
+    """MACs of one conv under each mask for each sample."""
+    if switched is None or switched.positions_BO is None:
+        return _num_pairs(live, None if switched is None else switched.live, conv) * conv.macs_per_pair
+    filters, taps = conv.out_channels, conv.macs_per_pair // conv.positions
+    at_BO = switched.positions_BO.expand(-1, filters)
+    inputs_BG = live.split(conv.groups).count.view(-1, conv.groups)
+    pairs_BG: Tensor = inputs_BG * at_BO.unflatten(1, (conv.groups, -1)).sum(2)
+    return pairs_BG.sum(1) * taps
+
+
+def _num_pairs(live: L, active: L | None, conv: Conv) -> Tensor:
+    """Pairs of a live input and an active filter of the same group, (R * B,)."""
+    if active is None:
+        return live.count * (conv.out_channels // conv.groups)
+    if conv.groups == 1:
+        return live.count * active.count
+    if conv.groups == conv.in_channels == conv.out_channels:
+        return (live & active).count
+    pairs: Tensor = live.split(conv.groups).count * active.split(conv.groups).count
+    return pairs.view(-1, conv.groups).sum(1)
 
 
 def _last_gated(graph: Graph, gated_convs: set[str]) -> dict[str, int]:
@@ -131,27 +220,3 @@ def _last_gated(graph: Graph, gated_convs: set[str]) -> dict[str, int]:
         before = max((last[source] for source in op.sources), default=-1)
         last[op.name] = place if op.name in gated_convs else before
     return last
-
-
-def _layers(graph: Graph) -> dict[str, tuple[str, Conv]]:
-    """Conv and linear calls by a name each; the second call of a module is named ``module#2``."""
-    named: dict[str, tuple[str, Conv]] = {}
-    calls = Counter[str]()
-    for op in graph.ops:
-        if op.conv is not None:
-            module = op.conv.module
-            calls[module] += 1
-            named[module if calls[module] == 1 else f"{module}#{calls[module]}"] = op.name, op.conv
-    return named
-
-
-def _num_pairs(live: Live, active: Live | None, conv: Conv) -> Tensor:
-    """Pairs of a live input and an active filter of the same group, int64 (R * B,)."""
-    if active is None:
-        return live.count * (conv.out_channels // conv.groups)
-    if conv.groups == 1:
-        return live.count * active.count
-    if conv.groups == conv.in_channels == conv.out_channels:
-        return (live & active).count
-    pairs: Tensor = live.split(conv.groups).count * active.split(conv.groups).count
-    return pairs.view(-1, conv.groups).sum(1)

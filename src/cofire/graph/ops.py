@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from torch import Tensor
@@ -30,6 +31,11 @@ class Conv:
     def macs(self) -> int:
         """Dense multiply-accumulates for one sample, padding taps included."""
         return self.macs_per_pair * self.in_channels * self.out_channels // self.groups
+
+    @property
+    def positions(self) -> int:
+        """Positions at which each filter is applied."""
+        return self.macs_per_pair // prod(self.kernel_size)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,36 @@
-"""Graph + Placement -> Graph with its units: which filters can be switched off, which share a mask, why others stay."""
+"""Graph + Placement -> Graph with its units: which filters can be switched off, which share a mask, why others stay.
+
+Behind them stand the sites, where decisions are taken: `place` for filters, `place_pixels` and `place_blocks` for the
+other kinds of masks.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from torch import nn
 
 from cofire.errors import NoUnitError
 from cofire.graph.graph import Graph
 from cofire.graph.ops import Op
-from cofire.graph.units import Placement, Role, Unit, Units, group_macs, head_macs
+from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
+
+At = Literal["end", "norm"]
 
 
-def place(graph: Graph, placement: Placement, filter_fn: Callable[[Unit], bool] | None = None) -> Graph:
-    """``graph`` with its units under ``placement``.
+Filter = Callable[[Unit], bool]
+
+
+def place(graph: Graph, placement: Placement, filter_fn: Filter | None = None, *, at: At = "end") -> Graph:
+    """``graph`` with its units under ``placement`` and a site for each group of filters that share a mask.
 
     Args:
         filter_fn: called with each unit that could be gated; False leaves it open. A group is gated only if
             all of its units are.
+        at: a unit's output is masked at its ``end``, or behind its ``norm``, before the activation.
 
     Raises:
         NoUnitError: no unit is left to gate.
@@ -27,12 +39,106 @@ def place(graph: Graph, placement: Placement, filter_fn: Callable[[Unit], bool] 
     units = _one_per_output(units)
     units = _share_masks(graph, units, placement)
     units = _drop_costly_heads(units, placement)
+    units = _chosen(units, filter_fn)
+    if at == "norm":
+        units = [dataclasses.replace(unit, out=_behind_norm(graph, unit).name) for unit in units]
+    groups = Units(units).groups
+    ends = {members[-1].out: name for name, members in groups.items()}
+    sites = [
+        Site(
+            name=name,
+            kind="filters",
+            x=graph[members[0].conv].sources[0],
+            first=members[0].conv,
+            out=members[-1].out,
+            convs=tuple(unit.conv for unit in members),
+            units=tuple(members),
+            after=ends.get(graph[members[0].conv].sources[0]),
+        )
+        for name, members in groups.items()
+    ]
+    return dataclasses.replace(graph, units=Units(units), sites=tuple(sites))
+
+
+def place_pixels(graph: Graph, placement: Placement, filter_fn: Filter | None = None) -> Graph:
+    """``graph`` with a site for each unit, where positions of its output can be left out; arguments as in `place`."""
+    alone = dataclasses.replace(placement, depthwise="separate", always=True)
+    placed = place(graph, alone, filter_fn)
+    return dataclasses.replace(placed, sites=tuple(dataclasses.replace(s, kind="pixels") for s in placed.sites))
+
+
+def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
+    """``graph`` with a site for each residual branch that can be left out as a whole.
+
+    A branch can be left out if nothing but its addition reads what it makes. It is named by the module that holds its
+    convs. ``filter_fn`` is called with each of its convs; False leaves the branch.
+
+    Raises:
+        NoUnitError: the model has no residual branch.
+    """
+    units = {op.name: _unit(graph, op, Placement(linear=True)) for op in graph.ops if op.kind == "conv"}
+    units = {name: _open(unit, "not in a residual branch") for name, unit in units.items()}
+    branches = [branch for op in graph.ops if op.kind == "add" and (branch := _branch(graph, op)) is not None]
+    owners: dict[str, str] = {}
+    for branch in branches:
+        convs = [name for name in branch.inside if graph[name].kind == "conv"]
+        group = _common_module([units[conv].name for conv in convs])
+        group = units[convs[0]].name if not group or group in owners.values() else group
+        for conv in convs:
+            owners[conv] = group
+            units[conv] = dataclasses.replace(units[conv], gated=True, reason="", group=group)
+    placed = Units(_chosen(list(units.values()), filter_fn))
+    sites = []
+    for branch in branches:
+        saved = [graph[name] for name in branch.inside if graph[name].conv is not None]
+        mine = tuple(unit for unit in placed if unit.gated and unit.conv in branch.inside)
+        if mine:
+            skipped = tuple(op.name for op in saved)
+            sites.append(Site(mine[0].group, "block", branch.fork, branch.inside[0], branch.end, skipped, mine))
+    return dataclasses.replace(graph, units=placed, sites=tuple(sites))
+
+
+def _chosen(units: list[Unit], filter_fn: Filter | None) -> list[Unit]:
     if filter_fn is not None:
         refused = {unit.group for unit in units if unit.gated and not filter_fn(unit)}
         units = [_open(unit, "filter_fn refused it") if unit.group in refused else unit for unit in units]
     if not any(unit.gated for unit in units):
         raise NoUnitError(_nothing(units))
-    return dataclasses.replace(graph, units=Units(units))
+    return units
+
+
+@dataclasses.dataclass(frozen=True)
+class _Branch:
+    """The ops of a residual branch in execution order, what they start from, and what enters the addition."""
+
+    fork: str
+    inside: tuple[str, ...]
+    end: str
+
+
+def _branch(graph: Graph, add: Op) -> _Branch | None:
+    """The residual branch of an addition, if it can be left out: its operand with the most convs of its own."""
+    if len(add.sources) != 2 or graph[add.sources[0]].shape != graph[add.sources[1]].shape:
+        return None
+    reach = [_ancestors(graph, graph[source]) for source in add.sources]
+    own = [reach[0] - reach[1], reach[1] - reach[0]]
+    num_convs = [_num_convs(graph, names) for names in own]
+    which = 0 if num_convs[0] > num_convs[1] else 1
+    if num_convs[0] == num_convs[1]:
+        return None
+    inside = tuple(op.name for op in graph.ops if op.name in own[which])
+    forks = {source for name in inside for source in graph[name].sources} - own[which]
+    leaks = any(user.name not in own[which] and user is not add for name in inside for user in graph.users(graph[name]))
+    if len(forks) != 1 or leaks:
+        return None
+    return _Branch(forks.pop(), inside, add.sources[which])
+
+
+def _common_module(names: list[str]) -> str:
+    """The path that all names begin with."""
+    modules = [name.split(".")[:-1] for name in names]
+    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
+    return ".".join(parts[0] for parts in same)
 
 
 def _nothing(units: list[Unit]) -> str:
@@ -94,6 +200,13 @@ def _unit_end(graph: Graph, conv: Op) -> tuple[Op, bool]:
         elif side or reader.kind != "pass" or reader.shape != conv.shape:
             return end, False
         op = reader
+
+
+def _behind_norm(graph: Graph, unit: Unit) -> Op:
+    """The norm that reads a unit's conv, or the conv where there is none before the unit's end."""
+    conv = graph[unit.conv]
+    reader, _ = _reader(graph, conv)
+    return reader if unit.out != unit.conv and reader is not None and reader.kind == "norm" else conv
 
 
 def _is_elementwise(op: Op, like: Op) -> bool:

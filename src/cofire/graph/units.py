@@ -1,4 +1,4 @@
-"""Units: the filters of a model that can be switched off together, and where gates may sit; only data."""
+"""Units: the filters of a model that can be switched off together, and the sites where gates act; only data."""
 
 from __future__ import annotations
 
@@ -38,6 +38,35 @@ class Unit:
     gated: bool
     reason: str
     """Why it is not gated, in words a user understands; empty for a gated unit."""
+
+
+Kind = Literal["filters", "pixels", "block"]
+"""What a mask switches off: filters of units, positions of a unit's output, a residual branch as a whole."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where one decision is taken per sample: on the output of ``x``, masking the output of ``out``."""
+
+    name: str
+    kind: Kind
+    x: str
+    """Graph op whose output the decision is taken on."""
+    first: str
+    """Graph op before which the decision is taken: the first that a mask can save."""
+    out: str
+    """Graph op whose output the mask is written on."""
+    convs: tuple[str, ...]
+    """Graph ops of the convs (and, in a branch, linear layers) that a mask saves."""
+    units: tuple[Unit, ...]
+    """The gated units it decides for, in execution order."""
+    after: str | None = None
+    """The site whose masked output is this one's ``x``, if there is one."""
+
+    @property
+    def filters(self) -> int:
+        """Filters of the last unit: O of the output that is masked."""
+        return self.units[-1].out_channels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from cofire.errors import CompileError
-from cofire.gates.base import AbstractGate
-from cofire.gates.ftwt import FTWTGate
+from cofire.gates.base import Compiling, LinearHead
 from cofire.gates.gating import GatedModel
 from cofire.graph.graph import Graph
 from cofire.graph.ops import Op as Call
@@ -23,13 +21,17 @@ def lower_gates(gated: GatedModel, graph: Graph) -> tuple[tuple[Group, ...], dic
     Raises:
         CompileError: a gate is of a kind the engine does not know, or sits where it cannot.
     """
-    _check_thresholds(gate.threshold for gate in gated.gates.values())
+    method = gated.gates
+    if not isinstance(method, Compiling):
+        raise CompileError(f"the engine has nothing like {gated.config.label}; run the gated model in PyTorch")
+    if not math.isfinite(gated.threshold):
+        raise CompileError(f"the threshold must be finite, got {gated.threshold}; set gated.threshold")
     groups: list[Group] = []
     gates: dict[str, Gate] = {}
-    for number, (name, units) in enumerate(graph.units.groups.items()):
-        groups.append(Group(name=name, filters=units[-1].out_channels))
+    for number, site in enumerate(graph.sites):
+        groups.append(Group(name=site.name, filters=site.filters))
         follow = Gate(group=number, head=None)
-        for unit in units:
+        for unit in site.units:
             calls = _from_to(graph, unit.conv, unit.out)
             mixing = [call.name for call in calls if call.conv is not None and call.name != unit.conv]
             if mixing:
@@ -38,28 +40,19 @@ def lower_gates(gated: GatedModel, graph: Graph) -> tuple[tuple[Group, ...], dic
                     f"behind it, on {unit.out!r}, so that no filter can be left out; gate the model with site='pre_add'"
                 )
             gates |= {call.name: follow for call in calls}
-        gates[units[0].conv] = Gate(group=number, head=_lower_head(name, gated.gates[name]))
+        gates[site.first] = Gate(group=number, head=_program_head(method.lower(site)))
     return tuple(groups), gates
 
 
-def _check_thresholds(thresholds: Iterable[float]) -> None:
-    found = sorted(set(thresholds))
-    if len(found) != 1 or not math.isfinite(found[0]):
-        raise CompileError(f"the gates must share one finite threshold, got {found}; set gated.threshold")
+def _program_head(head: LinearHead) -> Head:
+    bias = None if head.bias is None else copied(head.bias)
+    if head.top is not None or head.scale or head.pool not in ("max", "avg"):
+        raise CompileError("the engine does not know this form of head yet")
+    return Head(pool=head.pool, softmax=head.softmax, weight=copied(head.weight), bias=bias)
 
 
-def _lower_head(group: str, gate: AbstractGate) -> Head:
-    if not isinstance(gate, FTWTGate) or type(gate).decide is not FTWTGate.decide:
-        raise CompileError(
-            f"group {group!r}: its gate must be an FTWTGate for the engine to run it, got {type(gate).__name__}; "
-            "run the gated model in PyTorch, or gate it with FTWT"
-        )
-    linear = gate.head.linear
-    bias = None if linear.bias is None else _copied(linear.bias)
-    return Head(pool=gate.head.pool, softmax=gate.head.softmax, weight=_copied(linear.weight), bias=bias)
-
-
-def _copied(weight: Tensor) -> Tensor:
+def copied(weight: Tensor) -> Tensor:
+    """A tensor as programs hold them."""
     return weight.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +18,7 @@ from cofire.graph.walk import Walk
 from cofire.runtime.building import ArrangementError, Builder
 from cofire.runtime.elementwise import Bend, Scaling, recognised
 from cofire.runtime.folding import folded
-from cofire.runtime.gates import lower_gates
+from cofire.runtime.gates import copied, lower_gates
 from cofire.runtime.program import Activation, Add, Affine, Conv, Gate, Group, Mul, Pool, Program
 from cofire.runtime.windows import CONV, arguments, conv_window, own_padding, pool_window
 
@@ -75,7 +74,7 @@ class _Lowering(Walk):
         self.extra_traceback = False  # our errors name the call themselves
         self.calls = {call.name: call for call in graph.ops}
         self.gates = gates
-        self.layers = _layer_names(graph)
+        self.layers = {op.name: name for name, op in graph.layers.items()}
         self.builder = Builder(set(self.layers.values()))
         self.first = self.last = -1
         self.last_shape: tuple[int, ...] = ()
@@ -190,7 +189,7 @@ class _Lowering(Walk):
             window["padding"] = own_padding(callee, (height, width), window["padding"])
             if window["padding"] is None:
                 raise self._refused(n, "its class has a forward of its own, which does not compute like Conv2d's")
-        return self._emit_conv(n, call, self._read(source), _copied(given["weight"]), given.get("bias"), **window)
+        return self._emit_conv(n, call, self._read(source), copied(given["weight"]), given.get("bias"), **window)
 
     def _linear(self, n: fx.Node, call: Call, callee: Any, source: fx.Node) -> int:
         """As a conv whose window is the whole map, so that nothing has to be flattened for it."""
@@ -198,7 +197,7 @@ class _Lowering(Walk):
         ids_N = _of_one(self.ids[source])
         if ids_N.ndim != 1:
             raise self._refused(n, f"its input must be a vector for each image, got shape {tuple(ids_N.shape)}")
-        weight_ON = _copied(given["weight"])
+        weight_ON = copied(given["weight"])
         found = self.builder.permuted(ids_N)
         if found is not None:
             buffer, place_N = found
@@ -222,7 +221,7 @@ class _Lowering(Walk):
             act="none",
             slope=0.0,
             weight=weight,
-            bias=torch.zeros(len(weight)).double() if bias is None else _copied(bias).double(),
+            bias=torch.zeros(len(weight)).double() if bias is None else copied(bias).double(),
             **window,
         )
 
@@ -318,18 +317,6 @@ class _Lowering(Walk):
         return self.builder.emit(kind, n.name, ordered, call.shape, self.gates.get(n.name), act="none", slope=0.0)
 
 
-def _layer_names(graph: Graph) -> dict[str, str]:
-    """Conv or linear call -> its layer's name in a cost table: the second call of a module is ``module#2``."""
-    calls: Counter[str] = Counter()
-    names = {}
-    for call in graph.ops:
-        if call.conv is not None:
-            calls[call.conv.module] += 1
-            number = calls[call.conv.module]
-            names[call.name] = call.conv.module if number == 1 else f"{call.conv.module}#{number}"
-    return names
-
-
 def _of_both(ids: Tensor) -> Tensor:
     """The ids of both images; those of the second are out of the first one's range."""
     return torch.stack([ids, ids + _SECOND])
@@ -360,10 +347,6 @@ def _overlap(written: Tensor, other: Any) -> bool:
     found = bool(other.isnan().any())
     written.copy_(kept)
     return found
-
-
-def _copied(weight: Tensor) -> Tensor:
-    return weight.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
 def _as_double(value: Any) -> Any:

@@ -18,7 +18,6 @@ from cofire.data.feeding import AnyLoader
 from cofire.data.images import AbstractImages
 from cofire.errors import ConfigError, DataError
 from cofire.evaluation import Report, evaluate
-from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel
 from cofire.progress import progress
 from cofire.shift.calibration import brier, calibration_error
@@ -119,8 +118,9 @@ def _check(models: Mapping[str, nn.Module], images: AbstractImages) -> None:
 
 
 def _softmax(model: nn.Module) -> bool | None:
-    config = model.config if isinstance(model, GatedModel) else None
-    return config.softmax if isinstance(config, FTWT) else None
+    """Whether a method's heads have a softmax, as the paper asks; None where there is no such option."""
+    options = vars(model.config) if isinstance(model, GatedModel) else {}
+    return options.get("softmax")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,33 +33,44 @@ class Checkpoint:
 def capture(
     step: int,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     state: Mapping[str, Any],
-    averages: Mapping[str, Tensor],
+    parts: Mapping[str, Mapping[str, Tensor]],
 ) -> Checkpoint:
-    """The model's weights, the optimiser's buffers and averages of weights at this moment."""
+    """The model's weights, the optimisers' buffers and further named parts at this moment."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    for index, buffers in optimizer.state_dict()["state"].items():
-        for name, value in buffers.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = value
-    return Checkpoint(step, {**tensors, **{f"average.{name}": tensor for name, tensor in averages.items()}}, state)
+    for number, optimizer in enumerate(optimizers):
+        for index, buffers in optimizer.state_dict()["state"].items():
+            for name, value in buffers.items():
+                if isinstance(value, Tensor):
+                    tensors[f"{_optimizer(number)}.{index}.{name}"] = value
+    more = {f"{part}.{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+    return Checkpoint(step, {**tensors, **more}, state)
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Put a checkpoint's tensors back, and return its averages; learning rates are the schedule's business."""
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
+def restore(
+    checkpoint: Checkpoint, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, dict[str, Tensor]]:
+    """Put a checkpoint's tensors back, and return its further parts; learning rates are the schedule's business."""
+    parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in checkpoint.tensors.items():
         part, _, name = key.partition(".")
         parts[part][name] = tensor
     fill(model, parts["model"], f"the checkpoint of step {checkpoint.step}")
-    buffers: dict[int, dict[str, Any]] = {}
-    for key, tensor in parts["optimizer"].items():
-        index, _, name = key.partition(".")
-        buffers.setdefault(int(index), {})[name] = tensor
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": buffers})
+    for number, optimizer in enumerate(optimizers):
+        buffers: dict[int, dict[str, Any]] = {}
+        for key, tensor in parts[_optimizer(number)].items():
+            index, _, name = key.partition(".")
+            buffers.setdefault(int(index), {})[name] = tensor
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": buffers})
     device = next(model.parameters()).device
-    return {name: tensor.to(device) for name, tensor in parts["average"].items()}
+    further = {part: {name: tensor.to(device) for name, tensor in named.items()} for part, named in parts.items()}
+    return {"average": {}, "callback": {}, **further}
+
+
+def _optimizer(number: int) -> str:
+    """The part of a checkpoint that holds an optimiser: the run's own is the first."""
+    return "optimizer" if number == 0 else f"optimizer{number}"
 
 
 class CheckpointFolder:

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import math
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,17 +28,19 @@ from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
 from cofire.files.atomic import read_json, read_tensors, write_json, write_tensors
 from cofire.files.strict import differences, unstructure
-from cofire.gates.gating import GatedModel, describe_backbone, mask_loss, num_filters
+from cofire.gates.gating import GatedModel, describe_backbone, gated_parts, has_gates, mask_loss, num_filters
 from cofire.gates.losses import distillation
 from cofire.gates.persistence import fill
 from cofire.progress import progress
 from cofire.training import tracking
 from cofire.training.averaging import Average
+from cofire.training.callbacks import AbstractCallback
 from cofire.training.checkpoints import CheckpointFolder, capture, restore
 from cofire.training.layout import channels_last, to_channels_last
 from cofire.training.log import RunLog
 from cofire.training.processes import together
 from cofire.training.recipe import Recipe
+from cofire.training.setup import described, length, only_learning, parameter_groups, seed
 from cofire.training.tracking import Track
 
 
@@ -73,8 +73,9 @@ def fit(
     teacher: nn.Module | None = None,
     out: str | Path | None = None,
     track: Track | None = None,
+    callbacks: Sequence[AbstractCallback] = (),
 ) -> FitResult:
-    """Train ``model``, plain or gated, in place.
+    """Train ``model`` in place: a plain one, a gated one, or one with gated parts.
 
     Args:
         train: batches (x_BCHW, label_B) of known number: a cofire ``Loader``, a torch DataLoader, a list. What a
@@ -84,6 +85,7 @@ def fit(
         out: folder for checkpoints and the log ``log.jsonl``. A run found there is resumed; another run's is an
             error. Without it nothing is written.
         track: also tell a tracker how it goes: ``tensorboard``, ``trackio``, ``wandb``, or one of Accelerate's kind.
+        callbacks: called at each step and epoch; see :class:`AbstractCallback`.
 
     Raises:
         TrainingError: a loss is not finite, or another process of the run has ended.
@@ -92,8 +94,9 @@ def fit(
     if (teacher is None) != (recipe.distill == 0):
         given = "none" if teacher is None else "one"
         raise ConfigError(f"a teacher goes with Recipe.distill above 0, got distill={recipe.distill} and {given}")
-    with together(), _only_learning(model, recipe), channels_last(model):
-        return _Run(model, train, recipe, val, teacher, Path(out) if out is not None else None, track).go()
+    with together(), only_learning(model, recipe), channels_last(model):
+        folder = Path(out) if out is not None else None
+        return _Run(model, train, recipe, val, teacher, folder, track, callbacks).go()
 
 
 class _Run:
@@ -106,21 +109,23 @@ class _Run:
         teacher: nn.Module | None,
         out: Path | None,
         track: Track | None,
+        callbacks: Sequence[AbstractCallback],
     ) -> None:
         self.recipe, self.train, self.val, self.out = recipe, train, val, out
-        self.steps_per_epoch = _length(train, recipe.accumulate)
+        self.steps_per_epoch = length(train, recipe.accumulate)
         AcceleratorState._reset_state()  # another fit in this process may have used another precision
         mixed = "bf16" if recipe.precision == "bf16" else "no"
         options = tracking.tracking(track, out)
         self.accelerator = Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=mixed, **options)
         if recipe.warm_heads and self.accelerator.num_processes > 1:
             raise ConfigError("Recipe.warm_heads works in one process; with several, train the heads in an earlier run")
-        self.plain = model
+        self.model, self.callbacks = model, callbacks
+        self.parts = gated_parts(model) if has_gates(model) else []
         self.teacher = None if teacher is None else copy.deepcopy(teacher).eval().to(self.accelerator.device)
         if self.teacher is not None:
             to_channels_last(self.teacher)
-        optimizer = torch.optim.SGD(_parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        optimizer = torch.optim.SGD(parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
+        self.wrapped, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.folder = CheckpointFolder(out / "checkpoints") if out else None
         path = out / "log.jsonl" if out and self.accelerator.is_main_process else None
         self.log = RunLog(path, track=self.accelerator.log)
@@ -129,26 +134,34 @@ class _Run:
         self.epochs: list[EpochRecord] = []
         self.sums = [0.0, 0.0, 0.0]  # loss, mask loss, seconds of the epoch under way
         self.best_weights: dict[str, Tensor] | None = None
+        self.own_optimizers = [own for callback in callbacks for own in callback.optimizers(self)]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way; after its last step still that one, until the next begins."""
+        return len(self.epochs)
 
     def go(self) -> FitResult:
         self._resume()
+        for callback in self.callbacks:
+            callback.on_start(self)
         tracking.start(self.accelerator, self.out, unstructure(self.recipe))
         try:
             self._train()
         finally:
             tracking.finish(self.accelerator)
         if not self.epochs:
-            self.plain.eval()
+            self.model.eval()
             return FitResult(epochs=[], selected=None)
         selected = self._selected()
         if self.average is not None:
-            self.average.write_to(self.plain)
+            self.average.write_to(self.model)
         if self.out is not None and selected != len(self.epochs) - 1:
             tensors, _ = read_tensors(self._best_path(selected))
-            fill(self.plain, tensors, str(self._best_path(selected)))
+            fill(self.model, tensors, str(self._best_path(selected)))
         elif self.best_weights is not None:
-            self.plain.load_state_dict(self.best_weights)
-        self.plain.eval()
+            self.model.load_state_dict(self.best_weights)
+        self.model.eval()
         return FitResult(epochs=self.epochs, selected=selected)
 
     def _train(self) -> None:
@@ -158,6 +171,8 @@ class _Run:
             task = bar.add_task("training", total=total, completed=self.step)
             while self.step < total:
                 epoch, start = divmod(self.step, self.steps_per_epoch)
+                for part in self.parts:
+                    part.gates.on_epoch(epoch, self.recipe.epochs)
                 batches = self._batches(epoch, start * self.recipe.accumulate)
                 for _ in range(start, self.steps_per_epoch):
                     self._train_step(epoch, list(islice(batches, self.recipe.accumulate)))
@@ -176,10 +191,10 @@ class _Run:
         if isinstance(self.train, Loader):
             yield from self.train.batches(epoch, start, rank, world)
             return
-        torch.manual_seed(_seed(self.recipe.seed, epoch))  # a DataLoader draws the seed of its workers from here
+        torch.manual_seed(seed(self.recipe.seed, epoch))  # a DataLoader draws the seed of its workers from here
         batches = iter(self.train)
         for index in range(self.steps_per_epoch * self.recipe.accumulate):
-            torch.manual_seed(_seed(self.recipe.seed, epoch, index, 0))  # its order and augmentation from here
+            torch.manual_seed(seed(self.recipe.seed, epoch, index, 0))  # its order and augmentation from here
             try:
                 x_BCHW, label_B = checked(next(batches))
             except StopIteration:
@@ -190,10 +205,11 @@ class _Run:
 
     def _train_step(self, epoch: int, batches: list[Batch]) -> None:
         began = time.perf_counter()
-        torch.manual_seed(_seed(self.recipe.seed, epoch, self.step))
+        torch.manual_seed(seed(self.recipe.seed, epoch, self.step))
         self._set_rates()
         self._set_modes()
-        self.optimizer.zero_grad()
+        for optimizer in (self.optimizer, *self.own_optimizers):
+            optimizer.zero_grad()
         value, mask_value = 0.0, 0.0
         for batch in batches:
             x_BCHW, label_B = (part.to(self.accelerator.device) if part is not None else None for part in batch)
@@ -206,27 +222,39 @@ class _Run:
                     f"(mask loss {mask_value}); lower lr or head_lr, or check the images for NaN"
                 )
             self.accelerator.backward(loss / len(batches))
-        self.optimizer.step()
+        self._rest()
+        for optimizer in (self.optimizer, *self.own_optimizers):
+            optimizer.step()
         self.step += 1
+        for part in self.parts:
+            part.gates.on_step()
+        for callback in self.callbacks:
+            callback.on_step(self)
         if self.average is not None:
-            self.average.update(self.plain, self.step)
+            self.average.update(self.model, self.step)
         for i, amount in enumerate((value, mask_value, time.perf_counter() - began)):
             self.sums[i] += amount
         self.log.step(epoch=epoch, step=self.step, loss=value, mask_loss=mask_value, lr=self._rate)
 
     def _losses(self, x_BCHW: Tensor, label_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """Total loss and the gates' part of it."""
-        logits_BK = self.model(x_BCHW)
-        masks = mask_loss(self.model) if isinstance(self.plain, GatedModel) else logits_BK.new_zeros(())
-        if self._only_heads():
-            return masks, masks.detach()
-        return self._task_loss(x_BCHW, logits_BK.float(), label_B) + masks, masks.detach()
-
-    def _task_loss(self, x_BCHW: Tensor, logits_BK: Tensor, label_B: Tensor | None) -> Tensor:
-        share, parts = self.recipe.distill, []
-        if self.teacher is not None:
+        logits_BK = self.wrapped(x_BCHW)
+        taught_BK = None
+        if self.teacher is not None and not self._only_heads():
             with torch.no_grad():
                 taught_BK = self.teacher(x_BCHW).float()
+        masks = mask_loss(self.model, label_B, taught_BK) if self.parts else logits_BK.new_zeros(())
+        total = masks
+        if not self._only_heads():
+            total = self._task_loss(logits_BK.float(), label_B, taught_BK) + masks
+        for callback in self.callbacks:
+            more = callback.loss(self, x_BCHW, label_B, logits_BK)
+            total = total if more is None else total + more
+        return total, masks.detach()
+
+    def _task_loss(self, logits_BK: Tensor, label_B: Tensor | None, taught_BK: Tensor | None) -> Tensor:
+        share, parts = self.recipe.distill, []
+        if taught_BK is not None:
             parts.append(share * distillation(logits_BK, taught_BK, self.recipe.temperature))
         if share < 1:
             if label_B is None:
@@ -248,15 +276,23 @@ class _Run:
             group["lr"] = recipe.head_lr * recipe.head_factor(*when) if group["heads"] else self._rate
 
     def _set_modes(self) -> None:
-        self.model.train(not self._only_heads())
-        if isinstance(self.plain, GatedModel):
-            self.plain.gates.train()
+        self.wrapped.train(not self._only_heads())
+        for part in self.parts:
+            part.gates.train()
+
+    def _rest(self) -> None:
+        """While only heads learn, the others' gradients are dropped, so that they do not gather in momenta either."""
+        for group in self.optimizer.param_groups if self._only_heads() else ():
+            for parameter in () if group["heads"] else group["params"]:
+                parameter.grad = None
 
     def _end_epoch(self, epoch: int) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch(self)
         report: Report | None = None
         if self.val is not None:
             with self._kept_weights():
-                report = evaluate(self.plain, self.val, text="validating")
+                report = evaluate(self.model, self.val, text="validating")
         steps = self.steps_per_epoch
         record = EpochRecord(
             epoch=epoch,
@@ -276,7 +312,7 @@ class _Run:
 
     def _kept_weights(self) -> AbstractContextManager[None]:
         """Inside the block the model has the weights that would be kept: its own, or their average."""
-        return nullcontext() if self.average is None else self.average.applied(self.plain)
+        return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def _selected(self) -> int:
         scores = [record.val_top1 for record in self.epochs]
@@ -286,9 +322,9 @@ class _Run:
 
     def _keep_best(self, epoch: int) -> None:
         if self.out is None:
-            self.best_weights = {name: tensor.clone() for name, tensor in self.plain.state_dict().items()}
+            self.best_weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         elif self.accelerator.is_main_process:
-            write_tensors(self._best_path(epoch), self.plain.state_dict(), {"epoch": epoch})
+            write_tensors(self._best_path(epoch), self.model.state_dict(), {"epoch": epoch})
 
     def _best_path(self, epoch: int) -> Path:
         assert self.out is not None
@@ -300,7 +336,9 @@ class _Run:
         state = {"epochs": [dataclasses.asdict(record) for record in self.epochs], "sums": self.sums}
         self.log.flush()
         averages = self.average.tensors if self.average is not None else {}
-        self.folder.write(capture(self.step, self.plain, self.optimizer, state, averages))
+        called = {f"{n}.{name}": t for n, back in enumerate(self.callbacks) for name, t in back.state_dict().items()}
+        parts = {"average": averages, "callback": called}
+        self.folder.write(capture(self.step, self.model, [self.optimizer, *self.own_optimizers], state, parts))
         for path in self.folder.folder.glob("best-*.safetensors"):
             if self.epochs and path != self._best_path(self._selected()):
                 path.unlink()
@@ -315,9 +353,12 @@ class _Run:
         checkpoint = self.folder.newest()
         self.accelerator.wait_for_everyone()  # all have read before one writes
         if checkpoint is not None:
-            restored = restore(checkpoint, self.plain, self.optimizer)
+            restored = restore(checkpoint, self.model, [self.optimizer, *self.own_optimizers])
             if self.average is not None:
-                self.average.tensors = restored
+                self.average.tensors = restored["average"]
+            for n, callback in enumerate(self.callbacks):
+                mine = {key.partition(".")[2]: t for key, t in restored["callback"].items() if key.startswith(f"{n}.")}
+                callback.load_state_dict(mine)
             self.step = checkpoint.step
             self.epochs = [EpochRecord(**record) for record in checkpoint.state["epochs"]]
             self.sums = list(checkpoint.state["sums"])
@@ -330,9 +371,9 @@ class _Run:
         mine = unstructure(
             {
                 "recipe": self.recipe,
-                "model": self.plain.describe() if isinstance(self.plain, GatedModel) else describe_backbone(self.plain),
-                "filters": num_filters(self.plain),
-                "data": _described(self.train),
+                "model": self.model.describe() if isinstance(self.model, GatedModel) else describe_backbone(self.model),
+                "filters": num_filters(self.model),
+                "data": described(self.train),
                 "steps_per_epoch": self.steps_per_epoch,
             }
         )
@@ -342,57 +383,3 @@ class _Run:
         elif changed := differences(mine, read_json(path)):
             what = ", ".join(changed)
             raise FileError(f"{self.out} holds another run (it differs in {what}); choose another folder or remove it")
-
-
-def _length(train: AnyLoader, accumulate: int) -> int:
-    """Steps of an epoch."""
-    batches = num_batches(train)
-    if not batches:
-        raise DataError("the training loader must have a length of at least one batch, got an empty or endless one")
-    if batches < accumulate:
-        raise ConfigError(f"Recipe.accumulate must be at most {batches}, the batches of an epoch, got {accumulate}")
-    return batches // accumulate
-
-
-def _described(train: AnyLoader) -> dict[str, Any] | None:
-    """What a resumed run must find again in its loader."""
-    if not isinstance(train, Loader):
-        return None
-    options = {name: getattr(train, name) for name in ("batch_size", "augment", "pad", "seed")}
-    return {"name": train.images.name, "n": len(train.images), **options}
-
-
-@contextmanager
-def _only_learning(model: nn.Module, recipe: Recipe) -> Iterator[None]:
-    """Inside the block only what the recipe trains requires a gradient."""
-    frozen: list[nn.Parameter] = []
-    if recipe.only_heads(0, 1) and not isinstance(model, GatedModel):
-        raise ConfigError(
-            "training heads, by train='heads' or warm_heads, needs a gated model: cofire.gate(model, config)"
-        )
-    if recipe.train == "heads":
-        assert isinstance(model, GatedModel)
-        heads = set(model.gates.parameters())
-        frozen = [p for p in model.parameters() if p.requires_grad and p not in heads]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-
-
-def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    heads = list(model.gates.parameters()) if isinstance(model, GatedModel) else []
-    of_heads = set(heads)
-    backbone = [p for p in model.parameters() if p.requires_grad and p not in of_heads]
-    groups = (
-        {"params": backbone, "weight_decay": recipe.weight_decay, "heads": False},
-        {"params": heads, "weight_decay": recipe.head_weight_decay, "heads": True},
-    )
-    return [group for group in groups if group["params"]]
-
-
-def _seed(*parts: int) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")

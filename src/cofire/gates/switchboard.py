@@ -1,0 +1,80 @@
+"""What a gated forward calls at each site: decisions, forced masks, and what is kept of the last batch.
+
+Shapes: B samples, O filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, final
+
+from torch import Tensor
+
+from cofire.errors import ConfigError
+from cofire.gates.base import AbstractMethod, Decision
+from cofire.graph.masks import AbstractMask, mask_of
+from cofire.graph.units import Site
+
+Observer = Callable[[str, Decision, Tensor], None]
+Forced = Literal["open", "targets"]
+
+
+@final
+class Switchboard:
+    """What the generated forward calls at each site; keeps what was decided for the last batch.
+
+    It is no part of the model's state: ``deepcopy`` and ``pickle`` leave it behind.
+    """
+
+    def __init__(self, method: AbstractMethod) -> None:
+        self.method = method
+        self.forced: dict[str, AbstractMask | Forced] = {}
+        self.observer: Observer | None = None
+        self.decisions: dict[str, Decision] = {}
+        self.seen: dict[str, Any] = {}
+
+    def begin(self, x_BCHW: Tensor) -> None:
+        """A new batch."""
+        self.decisions, self.seen = {}, {}
+        self.method.begin(x_BCHW)
+
+    def decided(self, name: str, x_BIHW: Tensor) -> Decision | None:
+        """The decision at a site, taken before the site's first conv runs, or None if it is forced."""
+        return None if name in self.forced else self.method.decide(self.method.sites[name], x_BIHW)
+
+    def masked(self, name: str, y_BOHW: Tensor, decision: Decision | None) -> Tensor:
+        """The site's output with what is off at exactly zero."""
+        site, forced = self.method.sites[name], self.forced.get(name)
+        kept = None
+        if decision is None:
+            decision = Decision(None, self._forced_mask(site, y_BOHW))
+        elif self.method.training:
+            kept = self.seen[name] = self.method.observe(site, decision, y_BOHW)
+        self.decisions[name] = decision
+        if self.observer is not None:
+            self.observer(name, decision, y_BOHW)
+        if isinstance(forced, str) and forced == "open":
+            return y_BOHW
+        return self.method.masked(site, decision, y_BOHW, alone=not _hangs_on_a_graph(kept))
+
+    def _forced_mask(self, site: Site, y_BOHW: Tensor) -> AbstractMask:
+        forced = self.forced[site.name]
+        if isinstance(forced, AbstractMask):
+            if len(forced.on) not in (1, len(y_BOHW)):
+                rows = f"a row for each of {len(y_BOHW)} samples, got {len(forced.on)}"
+                raise ConfigError(f"group {site.name!r}: a forced mask must have one row or {rows}")
+            return type(forced)(forced.on.expand(len(y_BOHW), *forced.on.shape[1:]))
+        size, one = tuple(y_BOHW.shape[2:]), y_BOHW.new_ones(())
+        if forced == "targets":
+            target = self.method.target(site, y_BOHW)
+            if target is None:
+                raise ConfigError(f"{type(self.method.config).__name__} has no targets to force")
+            return mask_of(site, target.to(y_BOHW.dtype), size)
+        shapes = {"filters": y_BOHW.shape[:2], "pixels": (len(y_BOHW), 1, *size), "block": y_BOHW.shape[:1]}
+        return mask_of(site, one.expand(shapes[site.kind]), size)
+
+
+def _hangs_on_a_graph(kept: Any) -> bool:
+    """Whether what a method keeps for its loss may need the output as it was in a backward pass."""
+    parts = kept if isinstance(kept, (tuple, list)) else [kept]
+    return any(isinstance(part, Tensor) and part.requires_grad for part in parts)

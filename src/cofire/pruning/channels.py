@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cofire.graph.graph import Graph
 from cofire.graph.ops import Op
@@ -82,10 +81,6 @@ class Channels:
     def called(self) -> dict[str, str]:
         """Op -> the module it calls, for those that call one."""
         return {node.name: str(node.target) for node in self.graph.calls.nodes if node.op == "call_module"}
-
-    def layer(self, name: str) -> nn.Conv2d | nn.Linear:
-        """A conv or linear layer of the model."""
-        return cast("nn.Conv2d | nn.Linear", self.graph.modules[name])
 
     def kept_ids(self, masks: Mapping[str, Tensor]) -> Tensor:
         """Id -> whether it remains under ``masks``, group -> bool (O,)."""

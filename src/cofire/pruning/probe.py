@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from cofire.pruning.channels import Channels, ids
 
@@ -20,8 +20,8 @@ Change = Callable[[str, Tensor], Tensor]
 class Probe(fx.Interpreter):
     """Runs the calls of the original model; what convs and linear layers read goes through ``change`` first."""
 
-    def __init__(self, channels: Channels, change: Change) -> None:
-        super().__init__(channels.graph.root, graph=channels.graph.calls)
+    def __init__(self, model: nn.Module, channels: Channels, change: Change) -> None:
+        super().__init__(model, graph=channels.graph.calls)
         self.layers = {op.name: op.conv.module for op in channels.graph.ops if op.conv is not None}
         self.change = change
 
@@ -64,7 +64,7 @@ def _last(factor: Tensor, x: Tensor) -> Tensor:
     return factor.view(len(factor), *[1] * (x.ndim - 2), factor.shape[1])
 
 
-def scaled(channels: Channels, factors: Mapping[str, Tensor], x_BCHW: Tensor) -> Tensor:
+def scaled(model: nn.Module, channels: Channels, factors: Mapping[str, Tensor], x_BCHW: Tensor) -> Tensor:
     """What the whole model makes of images with its channels scaled: group -> factors (O,) or (B, O)."""
-    result: Tensor = Probe(channels, factors_of_inputs(channels, factors)).run(x_BCHW)
+    result: Tensor = Probe(model, channels, factors_of_inputs(channels, factors)).run(x_BCHW)
     return result

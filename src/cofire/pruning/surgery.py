@@ -95,7 +95,7 @@ def _check(model: nn.Module, smaller: nn.Module, channels: Channels, masks: Mapp
             f"the model does not run with fewer filters; its forward may have a width written into it: {error}"
         ) from error
     with evaluating(model):
-        expected = _tensors(scaled(channels, factors, noise))
+        expected = _tensors(scaled(model, channels, factors, noise))
     rounding = 10 * torch.finfo(like.dtype).eps
     planned = round(channels.remaining(masks) * cost(channels.graph, {}).dense_total)
     wrong = [f"{macs:,} MACs instead of {planned:,}"] if macs != planned else []

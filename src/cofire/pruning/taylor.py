@@ -32,7 +32,7 @@ def taylor_criterion(
     """Group -> (O,) float64; the factor is on what the layers that read a channel get of it."""
     if loader is None:
         raise DataError("Taylor needs labelled images: prune(model, Taylor(...), loader)")
-    return _mean_squared_gradients(model, channels.sizes, lambda leaves, x: scaled(channels, leaves, x), loader)
+    return _mean_squared_gradients(model, channels.sizes, lambda leaves, x: scaled(model, channels, leaves, x), loader)
 
 
 def taylor_scores(gated: GatedModel, loader: AnyLoader) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ from cofire import (
     trace,
 )
 from cofire.gates.fixed import Fixed
-from cofire.pruning import L1, Random, Taylor, prune_types
+from cofire.pruning import FPGM, L1, Random, Taylor, prune_types
 from cofire.pruning.allocation import shares, within_budget
 from cofire.pruning.base import allocate, scores
 from cofire.pruning.channels import Channels
@@ -215,6 +215,17 @@ def test_l1_drops_the_filters_with_the_smallest_weights() -> None:
     dense, left = 576 * (24 + 64) + 24, 576 * (3 * kept + 8 * kept) + 24
     assert graph.remaining(masks) == pytest.approx(left / dense)
     assert left / dense <= 0.6 < (left + 576 * 11) / dense
+
+
+def test_fpgm_drops_what_is_near_all_others() -> None:
+    net = OwnNet()
+    with torch.no_grad():
+        for filter_, size in enumerate([0, 1, 2, 10, 20, 30, 40, 50]):
+            net.first.weight[filter_] = 0
+            net.first.weight[filter_, 0, 0, 0] = size  # points on a line
+    found = scores(net, removable(net, (3, 8, 8)), None, FPGM(macs=0.5))["first"]
+    # |0-1| + |0-2| + |0-10| + ... and so on
+    assert found.tolist() == pytest.approx([153, 147, 143, 127, 127, 147, 187, 247])
 
 
 def test_random_draws_by_seed_and_takes_the_same_share_everywhere() -> None:

@@ -84,6 +84,7 @@ The files, in the data's way; each imports only from files above it:
         l1.py            small weights leave
         random.py        any leave, the same share everywhere
         taylor.py        what the loss feels least leaves
+        fpgm.py          what other filters can stand in for leaves
         apply.py         prune(model, config)
     signatures.py        filters per group: uniform, Taylor, from a file
     zoo/                 trained models that ship with cofire

@@ -15,6 +15,7 @@ from cofire.pruning.base import (
     register_recovery,
 )
 from cofire.pruning.channels import Channels, Group
+from cofire.pruning.fpgm import FPGM
 from cofire.pruning.l1 import L1
 from cofire.pruning.random import Random
 from cofire.pruning.recovery import recalibrate
@@ -23,6 +24,7 @@ from cofire.pruning.taylor import Taylor
 Uniform = Random  # its name in 0.1
 
 __all__ = [
+    "FPGM",
     "L1",
     "Channels",
     "Group",

@@ -86,6 +86,7 @@ The files, in the data's way; each imports only from files above it:
         taylor.py        what the loss feels least leaves
         fpgm.py          what other filters can stand in for leaves
         apply.py         prune(model, config)
+        sfp.py           small weights are zeroed while the model learns
     signatures.py        filters per group: uniform, Taylor, from a file
     zoo/                 trained models that ship with cofire
     experiments/

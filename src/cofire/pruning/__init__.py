@@ -19,6 +19,7 @@ from cofire.pruning.fpgm import FPGM
 from cofire.pruning.l1 import L1
 from cofire.pruning.random import Random
 from cofire.pruning.recovery import recalibrate
+from cofire.pruning.sfp import SFP, SoftPruning
 from cofire.pruning.taylor import Taylor
 
 Uniform = Random  # its name in 0.1
@@ -26,10 +27,12 @@ Uniform = Random  # its name in 0.1
 __all__ = [
     "FPGM",
     "L1",
+    "SFP",
     "Channels",
     "Group",
     "PruneConfig",
     "Random",
+    "SoftPruning",
     "Taylor",
     "Uniform",
     "allocations",

@@ -50,8 +50,8 @@ class Reference final : public AbstractConv {
             for (int oy = 0; oy < y_.h; ++oy)
                 for (int ox = 0; ox < y_.w; ++ox) {
                     const int64_t at = int64_t(o) * y_.area() + oy * y_.w + ox;
-                    const float sum =
-                        pixel(call, o, oy, ox, &macs) + op_.bias[o] + (call.residual ? call.residual[at] : 0);
+                    const float sum = pixel(call, o, oy, ox, &macs) * call.factor[o] + call.bias[o] +
+                                      (call.residual ? call.residual[at] : 0);
                     call.y[at] = activated(sum, op_.act, op_.slope);
                     if (call.peak && call.y[at] > call.peak[o]) call.peak[o] = call.y[at];
                 }

@@ -52,9 +52,11 @@ struct ConvCall {
     int n_in;
     const int* out;  // active filters, ascending
     int n_out;
+    const float *factor, *bias;  // per filter: act(sum * factor + bias [+ residual])
     float* y;
     const float* residual;  // null, or laid out as y, and maybe y itself
     float* peak;            // null, or per filter: raised to the largest value this member wrote
+    float* sum;             // null, or per filter, NaN before: that of a plane which was finished in one go
     float* room;            // room(threads) floats, shared by the team
     Upcoming* upcoming;     // this member's
 };

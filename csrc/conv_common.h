@@ -53,6 +53,16 @@ inline bool lies_as_output(const Op& op, Shape x, Shape y) {
            op.padding.top == 0 && op.padding.left == 0;
 }
 
+// The sums of n pixels of filter o, from pixel `first` on, become outputs. A plane that is whole then is still near, so
+// that adding it up costs little.
+inline void finish(const Leaf& leaf, const Op& op, const ConvCall& call, int o, const float* sums, int area, int first,
+                   int n) {
+    const int64_t at = int64_t(o) * area + first;
+    leaf.finish(sums, n, call.factor[o], call.bias[o], call.residual ? call.residual + at : nullptr, op.act, op.slope,
+                call.y + at, call.peak ? call.peak + o : nullptr);
+    if (call.sum && n == area) call.sum[o] = leaf.sum(call.y + at, area);
+}
+
 // For maps too narrow for whole lines: where each tap of each output pixel lies in the plane, which is `x.area()`, the
 // place of a zero, if it lies outside. (tap, pixel).
 std::vector<int> pixels_of(const Op& op, Shape x, Shape y);

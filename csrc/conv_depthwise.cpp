@@ -33,15 +33,14 @@ class Depthwise final : public AbstractConv {
             const int o = call.out[f];
             while (live < call.in + call.n_in && *live < o) ++live;
             const bool reads = live < call.in + call.n_in && *live == o;  // a dead input leaves the bias
-            const int64_t at = int64_t(o) * y_.area();
-            float* peak = call.peak ? call.peak + o : nullptr;
-            if (reads && !call.residual) {
-                filter(call, o, op_.bias[o], op_.act, plane, call.y + at, peak);
+            if (reads && !call.residual && call.factor[o] == 1) {
+                float* y = call.y + int64_t(o) * y_.area();
+                filter(call, o, call.bias[o], op_.act, plane, y, call.peak ? call.peak + o : nullptr);
+                if (call.sum) call.sum[o] = leaf_.sum(y, y_.area());
             } else {
                 std::fill(sums, sums + y_.area(), 0.0f);
                 if (reads) filter(call, o, 0, Act::none, plane, sums, nullptr);
-                leaf_.finish(sums, y_.area(), op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act,
-                             op_.slope, call.y + at, peak);
+                finish(leaf_, op_, call, o, sums, y_.area(), 0, y_.area());
             }
             macs += reads ? int64_t(taps_) * y_.area() : 0;
         }

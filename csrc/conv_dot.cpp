@@ -36,13 +36,8 @@ class Dot final : public AbstractConv {
                 ahead[r] = op_.weight + int64_t(call.out[std::min(f + size + r, mine.end - 1)]) * nk_;
             }
             leaf_.dot(rows, size, nk_, columns, ldx(), y_.area(), sums, kFewPixels, ahead);
-            for (int r = 0; r < size; ++r) {
-                const int o = call.out[f + r];
-                const int64_t at = int64_t(o) * y_.area();
-                leaf_.finish(sums + r * kFewPixels, y_.area(), op_.bias[o],
-                             call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
-                             call.peak ? call.peak + o : nullptr);
-            }
+            for (int r = 0; r < size; ++r)
+                finish(leaf_, op_, call, call.out[f + r], sums + r * kFewPixels, y_.area(), 0, y_.area());
         }
         return int64_t(mine.end - mine.begin) * call.n_in * taps_ * y_.area();
     }

@@ -171,10 +171,11 @@ class Gemm final : public AbstractConv {
             macs += int64_t(size) * table.nk * lines.count * lines.length;
             if (at_once) {
                 for (int line = 0; line < lines.count; ++line) {
-                    Ending ending{op_.act, {}, {}, {}};
+                    Ending ending{op_.act, {}, {}, {}, {}};
                     for (int r = 0; r < size; ++r) {
                         const int o = call.out[f + r];
-                        ending.bias[r] = op_.bias[o];
+                        ending.factor[r] = call.factor[o];
+                        ending.bias[r] = call.bias[o];
                         ending.y[r] = call.y + int64_t(o) * y_.area() + lines.to + line * lines.length;
                         ending.peak[r] = call.peak ? call.peak + o : nullptr;
                     }
@@ -183,6 +184,10 @@ class Gemm final : public AbstractConv {
                                         line == 0 ? ahead : nullptr, splits_);
                 }
                 call.upcoming->fetch();
+                for (int r = 0; r < size && call.sum && lines.count * lines.length == y_.area(); ++r) {
+                    const int o = call.out[f + r];
+                    call.sum[o] = leaf_.sum(call.y + int64_t(o) * y_.area(), y_.area());
+                }
                 continue;
             }
             leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from, n, sums, sums_pitch(), ahead,
@@ -190,11 +195,8 @@ class Gemm final : public AbstractConv {
             call.upcoming->fetch();
             for (int r = 0; r < size; ++r) {
                 close_gaps(sums + r * sums_pitch(), lines.count, lines.pitch, lines.length);
-                const int o = call.out[f + r];
-                const int64_t at = int64_t(o) * y_.area() + lines.to;
-                leaf_.finish(sums + r * sums_pitch(), lines.count * lines.length, op_.bias[o],
-                             call.residual ? call.residual + at : nullptr, op_.act, op_.slope, call.y + at,
-                             call.peak ? call.peak + o : nullptr);
+                finish(leaf_, op_, call, call.out[f + r], sums + r * sums_pitch(), y_.area(), int(lines.to),
+                       lines.count * lines.length);
             }
         }
         return macs;
@@ -311,13 +313,8 @@ class Im2col final : public AbstractConv {
             if (last && over_)
                 leaf_.dot(rows, size, x_.c * taps_, over, ldx(), over_, sums + y_.area() - over_ - begin, sums_pitch(),
                           rows);
-            for (int r = 0; r < size; ++r) {
-                const int o = call.out[f + r];
-                const float* row = sums + r * sums_pitch();
-                const int64_t at = int64_t(o) * y_.area() + begin;
-                leaf_.finish(row, end - begin, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act,
-                             op_.slope, call.y + at, call.peak ? call.peak + o : nullptr);
-            }
+            for (int r = 0; r < size; ++r)
+                finish(leaf_, op_, call, call.out[f + r], sums + r * sums_pitch(), y_.area(), begin, end - begin);
         }
     }
 

@@ -247,9 +247,7 @@ class Winograd final : public AbstractConv {
         float* pixels = block.line;
         leaf_.wino_output(toom_, products, block.ldv, across_, block.rows, y_.w, pixels);
         const int first = block.row * toom_.m, n = std::min(block.rows * toom_.m, y_.h - first) * y_.w;
-        const int64_t at = int64_t(o) * y_.area() + int64_t(first) * y_.w;
-        leaf_.finish(pixels, n, op_.bias[o], call.residual ? call.residual + at : nullptr, op_.act, op_.slope,
-                     call.y + at, call.peak ? call.peak + o : nullptr);
+        finish(leaf_, op_, call, o, pixels, y_.area(), first * y_.w, n);
         return int64_t(call.n_in) * op_.kernel.h * op_.kernel.w * n;
     }
 

@@ -54,25 +54,33 @@ void Channels::list_on() {
 
 Image::Image(const Prepared& prepared, int threads)
     : prepared_(prepared),
-      wide_(up(widest(prepared.program), kLine) + kSlack),
+      wide_(up(2 * widest(prepared.program), kLine) + kSlack),
       arena_(shelf_.take(prepared.plan.arena + kSlack)),
       room_(shelf_.take(prepared.room(threads))),
       pooled_(shelf_.take(wide_)),
       softmax_(shelf_.take(threads * wide_)),
       logits_(shelf_.take(wide_)),
+      biases_(shelf_.take(threads * wide_)),
       macs_(2 * threads * kLine) {
     const Program& program = prepared.program;
     const int most = widest(program);
     all_.resize(most);
     std::iota(all_.begin(), all_.end(), 0);
-    int64_t peaks = 0;
+    ones_.assign(most, 1.0f);
+    int64_t peaks = 0, sums = 0;
     for (size_t b = 0; b < program.buffers.size(); ++b) {
         live_.emplace_back(program.buffers[b].c);
         peak_offsets_.push_back(peaks);
         if (prepared.plan.peaked[b]) peaks += int64_t(threads) * program.buffers[b].c;
+        sum_offsets_.push_back(sums);
+        if (prepared.plan.summed[b]) sums += program.buffers[b].c;
     }
     peaks_.assign(peaks, -INFINITY);
+    sums_.assign(sums, NAN);
     for (const Group& group : program.groups) masks_.emplace_back(group.filters);
+    factors_.resize(program.groups.size());
+    for (const Op& op : program.ops)
+        if (op.decides && op.head.scale) factors_[op.group].assign(masks_[op.group].on.size(), 1.0f);
 }
 
 void Image::run(const Call& call, int index, const Member& member) {
@@ -96,7 +104,7 @@ void Image::run(const Call& call, int index, const Member& member) {
 
 void Image::step(int number, const Call& call, int index, const Member& member) {
     const Op& op = prepared_.program.ops[number];
-    if (op.decides) decide(op, call, index, member);
+    if (op.decides) decide(number, call, index, member);
     macs(number, member.thread) = 0;
     if (op.kind == Kind::conv) {
         conv(number, member);
@@ -112,6 +120,7 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
             for (int k = mine.begin; k < mine.end; ++k) {
                 const int c = live.list[k];
                 if (op.kind == Kind::affine || op.kind == Kind::act) affine(op, c);
+                if (op.kind == Kind::rescale) rescale(op, c);
                 if (op.kind == Kind::add || op.kind == Kind::mul) combine(op, c);
                 if (op.kind == Kind::move) move(op, c);
                 if (op.kind == Kind::pool) pool(op, c, line);
@@ -134,24 +143,32 @@ void Image::conv(int number, const Member& member) {
     const Op& op = prepared_.program.ops[number];
     const Channels& in = live_[op.src[0]];
     const Shape out = shape(op.dst);
-    const bool gated = op.group >= 0, peaked = prepared_.plan.peaked[op.dst];
+    const bool gated = op.group >= 0, peaked = prepared_.plan.peaked[op.dst], summed = prepared_.plan.summed[op.dst];
     ConvCall call{};
     call.x = plane(op.src[0], 0);
     call.in = in.list.data(), call.n_in = in.count;
     call.out = gated ? masks_[op.group].list.data() : all_.data();
     call.n_out = gated ? masks_[op.group].count : out.c;
+    call.factor = op.shift ? factors_[op.group].data() : ones_.data();
+    call.bias = op.shift ? rescaled_bias(op, call, member) : op.bias;
     call.y = plane(op.dst, 0);
     call.residual = op.residual ? plane(op.src[1], 0) : nullptr;
     call.peak = peaked ? peaks(op.dst, member.thread) : nullptr;
+    call.sum = summed ? sums(op.dst) : nullptr;
     call.room = room_;
     Upcoming upcoming = member.threads == 1 ? after(number) : Upcoming();
     call.upcoming = &upcoming;
     if (op.residual) clear_dead(op.src[1], call.out, member.share(call.n_out), member);
     if (peaked)
         for (int f = 0; f < call.n_out; ++f) call.peak[call.out[f]] = -INFINITY;
-    macs(number, member.thread) = prepared_.convs[number]->run(call, member);
-    member.meet();
-    if (peaked && member.threads > 1) merge_peaks(op.dst, member);
+    if (summed && member.first())
+        for (int f = 0; f < call.n_out; ++f) call.sum[call.out[f]] = NAN;
+    if (call.n_out > 0) {  // else there is nothing to do, not even to the inputs
+        if (summed) member.meet();
+        macs(number, member.thread) = prepared_.convs[number]->run(call, member);
+        member.meet();
+        if (peaked && member.threads > 1) merge_peaks(op.dst, member);
+    }
     if (op.residual && gated) keep_residual(number, member);
     if (!member.first()) return;
     Channels& live = live_[op.dst];
@@ -164,6 +181,16 @@ void Image::conv(int number, const Member& member) {
     live.list_on();
 }
 
+// factor * (sum + bias) + shift = factor * sum + what is given here
+const float* Image::rescaled_bias(const Op& op, const ConvCall& call, const Member& member) {
+    float* biases = biases_ + member.thread * wide_;
+    for (int f = 0; f < call.n_out; ++f) {
+        const int o = call.out[f];
+        biases[o] = call.factor[o] * op.bias[o] + op.shift[o];
+    }
+    return biases;
+}
+
 Upcoming Image::after(int number) const {
     const std::vector<Op>& ops = prepared_.program.ops;
     Upcoming upcoming;
@@ -171,8 +198,8 @@ Upcoming Image::after(int number) const {
         if (ops[next].kind != Kind::conv) continue;
         upcoming.add(prepared_.convs[next]->weights());
         if (ops[next].decides)
-            upcoming.add(
-                {ops[next].head.weight, int64_t(masks_[ops[next].group].on.size()) * shape(ops[next].src[0]).c});
+            upcoming.add({ops[next].head.weight,
+                          int64_t(ops[next].head.rows) * ops[next].head.inputs(shape(ops[next].head.source))});
         break;
     }
     return upcoming;
@@ -206,64 +233,112 @@ void Image::keep_residual(int number, const Member& member) {
         if (mask.on[c]) continue;
         float* peak = prepared_.plan.peaked[op.dst] ? peaks(op.dst, 0) + c : nullptr;
         if (peak) *peak = -INFINITY;
-        prepared_.leaf.finish(plane(op.src[1], c), shape(op.dst).area(), 0, nullptr, op.act, op.slope, plane(op.dst, c),
-                              peak);
+        float* y = plane(op.dst, c);
+        prepared_.leaf.finish(plane(op.src[1], c), shape(op.dst).area(), 1, 0, nullptr, op.act, op.slope, y, peak);
+        if (prepared_.plan.summed[op.dst]) sums(op.dst)[c] = prepared_.leaf.sum(y, shape(op.dst).area());
     }
     member.meet();
 }
 
-void Image::decide(const Op& op, const Call& call, int index, const Member& member) {
-    Channels& mask = masks_[op.group];
-    const int filters = int(mask.on.size()), inputs = shape(op.src[0]).c;
+void Image::decide(int number, const Call& call, int index, const Member& member) {
+    const Op& op = prepared_.program.ops[number];
+    const int filters = int(masks_[op.group].on.size());
     const uint8_t* forced = call.forced ? call.forced[op.group] : nullptr;
     float* logits = call.logits ? call.logits[op.group] : nullptr;
-    if (!forced || call.heads || logits) {
-        pool_source(op, member);
-        member.meet();
-        // Each member makes the softmax for itself: cheaper than to wait for it.
-        float* input = softmax_ + member.thread * wide_;
-        std::copy_n(pooled_, inputs, input);
-        if (op.head.softmax) prepared_.leaf.softmax(input, inputs);
-        // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
-        const Range mine = member.share(filters);
-        const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
-        for (int f = mine.begin; f < mine.begin + apart; ++f) {
-            const float *rows[kStreams], *ahead[kStreams];
-            int size = 0;
-            for (; size < kStreams && f + size * apart < mine.end; ++size) {
-                rows[size] = op.head.weight + int64_t(f + size * apart) * inputs;
-                ahead[size] = rows[size] + inputs;
-            }
-            prepared_.leaf.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
-        }
-        for (int f = mine.begin; f < mine.end && op.head.bias; ++f) logits_[f] += op.head.bias[f];
-        member.meet();
-    }
+    if (!forced || call.heads || logits) evaluate(number, member);
     if (member.first()) {
-        for (int f = 0; f < filters; ++f)
-            mask.on[f] = forced ? forced[int64_t(index) * filters + f] != 0 : logits_[f] > call.threshold;
-        mask.list_on();
+        if (forced)
+            std::transform(forced + int64_t(index) * filters, forced + int64_t(index + 1) * filters,
+                           masks_[op.group].on.begin(), [](uint8_t on) { return on != 0; });
+        else
+            choose(op, call.threshold);
+        masks_[op.group].list_on();
+        if (op.head.scale) set_factors(op, !forced || call.heads);
         if (call.masks && call.masks[op.group])
-            std::copy_n(mask.on.data(), filters, call.masks[op.group] + int64_t(index) * filters);
+            std::copy_n(masks_[op.group].on.data(), filters, call.masks[op.group] + int64_t(index) * filters);
         if (logits) std::copy_n(logits_, filters, logits + int64_t(index) * filters);
     }
     member.meet();
 }
 
-// The head's input; channels that are not live enter as 0.
-void Image::pool_source(const Op& op, const Member& member) {
-    const int source = op.src[0], area = shape(source).area();
-    const Channels& live = live_[source];
-    const Range mine = member.share(shape(source).c);
-    for (int c = mine.begin; c < mine.end; ++c) {
-        if (!live.on[c])
-            pooled_[c] = 0;
-        else if (op.head.avg)
-            pooled_[c] = prepared_.leaf.sum(plane(source, c), area) / float(area);
-        else
-            pooled_[c] =
-                prepared_.plan.peaked[source] ? peaks(source, 0)[c] : prepared_.leaf.largest(plane(source, c), area);
+// A logit for each filter.
+void Image::evaluate(int number, const Member& member) {
+    const Op& op = prepared_.program.ops[number];
+    const Head& head = op.head;
+    const int filters = int(masks_[op.group].on.size()), inputs = head.inputs(shape(head.source));
+    pool_source(number, member);
+    member.meet();
+    // Each member makes the softmax for itself: cheaper than to wait for it.
+    float* input = softmax_ + member.thread * wide_;
+    std::copy_n(pooled_, inputs, input);
+    if (head.softmax) prepared_.leaf.softmax(input, inputs);
+    // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
+    const Range mine = member.share(head.rows);
+    const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
+    for (int f = mine.begin; f < mine.begin + apart; ++f) {
+        const float *rows[kStreams], *ahead[kStreams];
+        int size = 0;
+        for (; size < kStreams && f + size * apart < mine.end; ++size) {
+            rows[size] = head.weight + int64_t(f + size * apart) * inputs;
+            ahead[size] = rows[size] + inputs;
+        }
+        prepared_.leaf.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
     }
+    for (int f = mine.begin; f < mine.end && head.bias; ++f) logits_[f] += head.bias[f];
+    member.meet();
+    if (head.rows < filters && member.first()) std::fill_n(logits_ + 1, filters - 1, logits_[0]);
+}
+
+// The head's input; channels that are not live enter as 0.
+void Image::pool_source(int number, const Member& member) {
+    const Head& head = prepared_.program.ops[number].head;
+    const Plan& plan = prepared_.plan;
+    const Leaf& leaf = prepared_.leaf;
+    const int source = head.source, area = shape(source).area(), channels = shape(source).c;
+    const auto maximum = [&](int c) {
+        return plan.peaked[source] ? peaks(source, 0)[c] : leaf.largest(plane(source, c), area);
+    };
+    const auto mean = [&](int c) {
+        const float known = plan.summed[source] ? sums(source)[c] : NAN;
+        return (std::isnan(known) ? leaf.sum(plane(source, c), area) : known) / float(area);
+    };
+    const Range mine = member.share(channels);
+    for (int c = mine.begin; c < mine.end; ++c) {
+        const bool live = live_[source].on[c];
+        if (head.pooling == Pooling::max)
+            pooled_[c] = live ? maximum(c) : 0;
+        else if (head.pooling == Pooling::avg || (head.pooling == Pooling::abs && plan.plain[number]))
+            pooled_[c] = live ? mean(c) : 0;
+        else if (head.pooling == Pooling::abs)
+            pooled_[c] = live ? leaf.sum_of_magnitudes(plane(source, c), area) / float(area) : 0;
+        else
+            pooled_[c] = live ? maximum(c) : 0, pooled_[channels + c] = live ? mean(c) : 0;
+    }
+}
+
+// Which filters are on, by their logits. Equal ones come in their order, NaN after all others.
+void Image::choose(const Op& op, float threshold) {
+    Channels& mask = masks_[op.group];
+    const int filters = int(mask.on.size());
+    if (op.head.top == 0) {
+        for (int f = 0; f < filters; ++f) mask.on[f] = logits_[f] > threshold;
+        return;
+    }
+    const auto before = [&](int f, int g) {
+        if (logits_[f] != logits_[g] && !(std::isnan(logits_[f]) && std::isnan(logits_[g])))
+            return logits_[f] > logits_[g] || std::isnan(logits_[g]);
+        return f < g;
+    };
+    std::iota(mask.list.begin(), mask.list.end(), 0);
+    std::nth_element(mask.list.begin(), mask.list.begin() + op.head.top - 1, mask.list.end(), before);
+    std::fill(mask.on.begin(), mask.on.end(), uint8_t(0));
+    for (int k = 0; k < op.head.top; ++k) mask.on[mask.list[k]] = 1;
+}
+
+// What the head says, or 1: a mask that is forced comes without a factor.
+void Image::set_factors(const Op& op, bool from_head) {
+    std::vector<float>& factors = factors_[op.group];
+    for (size_t f = 0; f < factors.size(); ++f) factors[f] = !from_head ? 1 : logits_[f] < 0 ? 0 : logits_[f];
 }
 
 // ---- all other ops, channel by channel
@@ -305,7 +380,15 @@ void Image::affine(const Op& op, int c) {
     const float *x = plane(op.src[0], c), scale = op.kind == Kind::affine ? op.weight[c] : 1;
     float* y = plane(op.dst, c);
     for (int i = 0; i < n; ++i) y[i] = live ? x[i] * scale : 0;
-    prepared_.leaf.finish(y, n, op.kind == Kind::affine ? op.bias[c] : 0, nullptr, op.act, op.slope, y, nullptr);
+    prepared_.leaf.finish(y, n, 1, op.kind == Kind::affine ? op.bias[c] : 0, nullptr, op.act, op.slope, y, nullptr);
+}
+
+void Image::rescale(const Op& op, int c) {
+    const int n = shape(op.dst).area();
+    float* y = plane(op.dst, c);
+    const float* x = live_[op.src[0]].on[c] ? plane(op.src[0], c) : y;
+    if (x == y) std::fill_n(y, n, 0.0f);
+    prepared_.leaf.finish(x, n, factors_[op.group][c], op.shift[c], nullptr, op.act, op.slope, y, nullptr);
 }
 
 void Image::combine(const Op& op, int c) {
@@ -318,7 +401,7 @@ void Image::combine(const Op& op, int c) {
         for (int i = 0; i < n; ++i) y[i] = left && right ? a[i] * b[one ? 0 : i] : 0;
     else
         for (int i = 0; i < n; ++i) y[i] = (left ? a[i] : 0) + (right ? b[one ? 0 : i] : 0);
-    prepared_.leaf.finish(y, n, 0, nullptr, op.act, op.slope, y, nullptr);
+    prepared_.leaf.finish(y, n, 1, 0, nullptr, op.act, op.slope, y, nullptr);
 }
 
 void Image::move(const Op& op, int c) {

@@ -47,13 +47,18 @@ class Image {
    private:
     void step(int number, const Call& call, int index, const Member& member);
     void conv(int number, const Member& member);
-    void decide(const Op& op, const Call& call, int index, const Member& member);
-    void pool_source(const Op& op, const Member& member);
+    void decide(int number, const Call& call, int index, const Member& member);
+    void evaluate(int number, const Member& member);
+    void pool_source(int number, const Member& member);
+    void choose(const Op& op, float threshold);
+    void set_factors(const Op& op, bool from_head);
+    const float* rescaled_bias(const Op& op, const ConvCall& call, const Member& member);
     void keep_residual(int number, const Member& member);
     Upcoming after(int number) const;
     void clear_dead(int buffer, const int* channels, Range mine, const Member& member);
     void merge_peaks(int buffer, const Member& member);
     void affine(const Op& op, int c);
+    void rescale(const Op& op, int c);
     void combine(const Op& op, int c);
     void move(const Op& op, int c);
     void pool(const Op& op, int c, float* line);
@@ -71,14 +76,18 @@ class Image {
         return peaks_.data() + peak_offsets_[buffer] + int64_t(thread) * shape(buffer).c;
     }
 
+    float* sums(int buffer) { return sums_.data() + sum_offsets_[buffer]; }
+
     const Prepared& prepared_;
     Shelf shelf_;
-    const int64_t wide_;  // floats for a number per channel
-    float *const arena_, *const room_, *const pooled_, *const softmax_, *const logits_;
-    std::vector<float> peaks_;
-    std::vector<int64_t> peak_offsets_, macs_;  // macs_: per member, of this op and the one before
-    std::vector<Channels> live_, masks_;        // per buffer, per group
-    std::vector<int> all_;                      // 0, 1, 2, ...
+    const int64_t wide_;  // floats for two numbers per channel
+    float *const arena_, *const room_, *const pooled_, *const softmax_, *const logits_, *const biases_;
+    std::vector<float> peaks_, sums_;                         // sums_: NaN where nobody took it
+    std::vector<int64_t> peak_offsets_, sum_offsets_, macs_;  // macs_: per member, of this op and the one before
+    std::vector<Channels> live_, masks_;                      // per buffer, per group
+    std::vector<std::vector<float>> factors_;                 // per group; empty if its head gives none
+    std::vector<int> all_;                                    // 0, 1, 2, ...
+    std::vector<float> ones_;
 };
 
 }  // namespace cofire

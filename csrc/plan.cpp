@@ -21,6 +21,7 @@ std::vector<Interval> lifetimes(const Program& program) {
     for (int i = 0; i < int(program.ops.size()); ++i) {
         touch(program.ops[i].dst, i);
         for (int source : program.ops[i].src) touch(source, i);
+        if (program.ops[i].decides) touch(program.ops[i].head.source, i);
     }
     touch(program.output, int(program.ops.size()));
     return found;
@@ -30,13 +31,14 @@ std::vector<Interval> lifetimes(const Program& program) {
 bool stays_nonnegative(const Op& op, const std::vector<char>& nonnegative) {
     if (op.act == Act::relu || op.act == Act::relu6 || op.act == Act::sigmoid || op.act == Act::hardsigmoid)
         return true;
-    if (op.kind == Kind::conv || op.kind == Kind::affine) return false;
+    if (op.kind == Kind::conv || op.kind == Kind::affine || op.kind == Kind::rescale) return false;
     return std::all_of(op.src.begin(), op.src.end(), [&](int source) { return bool(nonnegative[source]); });
 }
 
 }  // namespace
 
-Plan::Plan(const Program& program) : offsets(program.buffers.size(), 0), peaked(program.buffers.size(), 0) {
+Plan::Plan(const Program& program)
+    : offsets(program.buffers.size(), 0), peaked(program.buffers.size(), 0), summed(program.buffers.size(), 0) {
     const std::vector<Interval> life = lifetimes(program);
     // First fit, largest buffers first: simple, and within a few per cent of the best for chains of layers.
     std::vector<int> order;
@@ -66,10 +68,16 @@ Plan::Plan(const Program& program) : offsets(program.buffers.size(), 0), peaked(
         if (op.kind != Kind::conv) by_convs[op.dst] = 0;
         const bool no_op = op.act == Act::none || (op.act == Act::relu && op.residual && nonnegative[op.src[1]]);
         untouched.push_back(op.residual && op.dst == op.src[1] && no_op);
+        plain.push_back(op.decides && nonnegative[op.head.source]);
         nonnegative[op.dst] = stays_nonnegative(op, nonnegative);
     }
-    for (const Op& op : program.ops)
-        if (op.decides && !op.head.avg && by_convs[op.src[0]]) peaked[op.src[0]] = 1;
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+        const Head& head = program.ops[i].head;
+        if (!program.ops[i].decides || !by_convs[head.source]) continue;
+        if (head.pooling == Pooling::max || head.pooling == Pooling::both) peaked[head.source] = 1;
+        if (head.pooling == Pooling::avg || head.pooling == Pooling::both || (head.pooling == Pooling::abs && plain[i]))
+            summed[head.source] = 1;
+    }
 }
 
 }  // namespace cofire

@@ -1,4 +1,4 @@
-// Everything about a program that is known before the first image: where buffers lie, which maxima heads will want.
+// Everything about a program that is known before the first image: where buffers lie, what of them heads will want.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,8 @@ struct Plan {
     int64_t arena = 0;             // floats for all buffers of one image
     std::vector<int64_t> offsets;  // of each buffer in the arena; buffers that are never needed together share memory
     std::vector<char> peaked;      // buffers whose maxima a head reads and whose writers, convs, can keep them
+    std::vector<char> summed;      // the same for sums over space
+    std::vector<char> plain;       // ops whose heads find no number below zero: each is its own magnitude
     std::vector<char> untouched;   // ops that leave their residual as it is, in place, where a filter is off
 };
 

@@ -20,7 +20,7 @@ namespace {
 
 // Limits keep every position that an engine computes along one axis below 2^23, and every map and window, padding
 // included, within an int.
-constexpr int64_t kVersion = 1;
+constexpr int64_t kOldest = 1, kVersion = 2;
 constexpr size_t kMaxHeader = size_t(64) << 20;    // bytes
 constexpr int64_t kMaxSide = int64_t(1) << 20;     // channels, rows, columns, strides, ...
 constexpr int64_t kMaxReach = int64_t(1) << 22;    // of a move's positions
@@ -28,7 +28,8 @@ constexpr int64_t kMaxBuffer = int64_t(1) << 28;   // floats of one buffer
 constexpr int64_t kMaxBuffers = int64_t(1) << 30;  // floats of all buffers
 constexpr size_t kMaxOps = 100000;
 
-constexpr std::string_view kKinds[] = {"conv", "affine", "act", "add", "mul", "cat", "move", "pool", "flatten"};
+constexpr std::string_view kKinds[] = {"conv", "affine", "act",  "add",     "mul",
+                                       "cat",  "move",   "pool", "flatten", "rescale"};
 constexpr std::string_view kActs[] = {"none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"};
 
 // ---- Errors ----
@@ -348,15 +349,17 @@ class Loader {
     }
 
    private:
-    void check_version(JsonValue root, const Where& where) const {
+    void check_version(JsonValue root, const Where& where) {
         if (root.type() != JsonValue::Type::object) wrong(root, where, "the program", "an object");
         for (const auto& [key, value] : root.members()) {
             int64_t version = 0;
             if (key != "version") continue;
             if (!value.integer(&version)) wrong(value, where, "version", "an integer");
-            if (version != kVersion)
+            if (version < kOldest || version > kVersion)
                 where.fail("file has version " + std::to_string(version) + ", this cofire reads " +
-                           std::to_string(kVersion) + (version > kVersion ? ": upgrade cofire" : ""));
+                           std::to_string(kOldest) + " to " + std::to_string(kVersion) +
+                           (version > kVersion ? ": upgrade cofire" : ""));
+            version_ = version;
         }
     }
 
@@ -385,6 +388,7 @@ class Loader {
             program_.groups.push_back({std::string(name.text()), int(integer(filters, here, "filters", 1, kMaxSide))});
         }
         decided_.assign(program_.groups.size(), false);
+        scaled_.assign(program_.groups.size(), false);
     }
 
     void read_ops(JsonValue value, const Where& where) {
@@ -404,6 +408,7 @@ class Loader {
         Op op;
         op.name = name.text();
         op.kind = Kind(choice(kind, where, "kind", kKinds));
+        if (op.kind == Kind::rescale && version_ < 2) wrong(kind, where, "kind", "one that version 1 has");
         op.dst = buffer(dst, where, "dst");
         if (op.dst == program_.input) where.fail("dst must not be the program's input, got " + std::to_string(op.dst));
         for (JsonValue item : items(src, where, "src")) op.src.push_back(buffer(item, where, "each of src"));
@@ -412,6 +417,8 @@ class Loader {
         read_kind(&op, attrs, items(weights, where, "weights"), where);
         check_dst(op, where);
         if (!gate.is_null()) read_gate(&op, gate, where);
+        if (op.shift && (op.group < 0 || !scaled_[size_t(op.group)]))
+            where.fail("gate must be of a group whose head has scale, for it is rescaled");
         written_[size_t(op.dst)] = true;
         return op;
     }
@@ -434,6 +441,8 @@ class Loader {
                 return pool(op, attrs, weights, where);
             case Kind::flatten:
                 return flatten(op, attrs, weights, where);
+            case Kind::rescale:
+                return rescale(op, attrs, weights, where);
         }
     }
 
@@ -448,7 +457,7 @@ class Loader {
         op->residual = boolean(residual, where, "residual");
         read_act(op, act, slope, where);
         count(op->src.size(), op->residual ? 2 : 1, "src", where);
-        count(weights.size(), 2, "weights", where);
+        if (version_ < 2 || weights.size() != 3) count(weights.size(), 2, "weights", where);
         const Shape &src = shape(op->src[0]), &dst = shape(op->dst);
         if (src.c % op->groups != 0 || dst.c % op->groups != 0)
             where.fail("groups must divide the channels " + std::to_string(src.c) + " and " + std::to_string(dst.c) +
@@ -463,6 +472,7 @@ class Loader {
         }
         op->weight = tensor(weights[0], where, {dst.c, src.c / op->groups, op->kernel.h, op->kernel.w});
         op->bias = tensor(weights[1], where, {dst.c});
+        if (weights.size() == 3) op->shift = tensor(weights[2], where, {dst.c});
     }
 
     void affine(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
@@ -474,6 +484,16 @@ class Loader {
         same_shape(shape(op->dst), shape(op->src[0]), "the output's shape", where);
         op->weight = tensor(weights[0], where, {shape(op->dst).c});
         op->bias = tensor(weights[1], where, {shape(op->dst).c});
+    }
+
+    void rescale(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [act, slope] = fields(attrs, where, "attrs", "act", "slope");
+        read_act(op, act, slope, where);
+        op->lift = true;
+        count(op->src.size(), 1, "src", where);
+        count(weights.size(), 1, "weights", where);
+        same_shape(shape(op->dst), shape(op->src[0]), "the output's shape", where);
+        op->shift = tensor(weights[0], where, {shape(op->dst).c});
     }
 
     // act, add and mul
@@ -580,18 +600,51 @@ class Loader {
         if (op->group > 0 && !decided_[size_t(op->group) - 1])
             where.fail("groups must be in the order in which they are decided, got " + std::to_string(op->group) +
                        " before " + std::to_string(op->group - 1));
-        read_head(op, head, filters, where);
+        op->decides = true;
+        if (version_ < 2)
+            read_old_head(op, head, filters, where);
+        else
+            read_head(op, head, filters, where);
+        scaled_[size_t(op->group)] = op->head.scale;
         decided_[size_t(op->group)] = true;
     }
 
-    void read_head(Op* op, JsonValue value, int filters, const Where& where) {
+    // Of version 1: four of the keys, the others mean what they do where null or false.
+    void read_old_head(Op* op, JsonValue value, int filters, const Where& where) {
         static constexpr std::string_view kPools[] = {"max", "avg"};
         const auto [pool, softmax, weight, bias] = fields(value, where, "head", "pool", "softmax", "weight", "bias");
-        op->decides = true;
-        op->head.avg = choice(pool, where, "pool", kPools) == 1;
+        op->head.source = op->src[0];
+        op->head.pooling = Pooling(choice(pool, where, "pool", kPools));
         op->head.softmax = boolean(softmax, where, "softmax");
-        op->head.weight = tensor(weight, where, {filters, shape(op->src[0]).c});
-        op->head.bias = bias.is_null() ? nullptr : tensor(bias, where, {filters});
+        op->head.rows = filters;
+        read_head_weights(&op->head, weight, bias, where);
+    }
+
+    void read_head(Op* op, JsonValue value, int filters, const Where& where) {
+        static constexpr std::string_view kPools[] = {"max", "avg", "abs", "both"};
+        const auto [pool, softmax, weight, bias, top, scale, src] =
+            fields(value, where, "head", "pool", "softmax", "weight", "bias", "top", "scale", "src");
+        Head& head = op->head;
+        head.source = src.is_null() ? op->src[0] : buffer(src, where, "src of the head");
+        if (!written_[size_t(head.source)])
+            where.fail("src " + std::to_string(head.source) + " of the head must be written before it is read");
+        head.pooling = Pooling(choice(pool, where, "pool", kPools));
+        head.softmax = boolean(softmax, where, "softmax");
+        head.rows = is_one_row(weight, where) ? 1 : filters;
+        if (!top.is_null()) head.top = int(integer(top, where, "top", 1, filters));
+        if (head.top > 0 && head.rows != filters) wrong(top, where, "top of a head with one row", "null");
+        head.scale = boolean(scale, where, "scale");
+        read_head_weights(&head, weight, bias, where);
+    }
+
+    bool is_one_row(JsonValue weight, const Where& where) {
+        const auto found = file_.tensors().find(text(weight, where, "a tensor's name"));
+        return found != file_.tensors().end() && !found->second.shape.empty() && found->second.shape[0] == 1;
+    }
+
+    void read_head_weights(Head* head, JsonValue weight, JsonValue bias, const Where& where) {
+        head->weight = tensor(weight, where, {head->rows, head->inputs(shape(head->source))});
+        head->bias = bias.is_null() ? nullptr : tensor(bias, where, {head->rows});
     }
 
     void check_output(JsonValue value, const Where& where) {
@@ -646,6 +699,8 @@ class Loader {
     std::set<std::string_view> names_;  // of ops
     std::vector<bool> written_;         // per buffer
     std::vector<bool> decided_;         // per group
+    std::vector<bool> scaled_;          // per group: its head gives factors
+    int64_t version_ = kVersion;
 };
 
 }  // namespace

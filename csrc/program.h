@@ -27,14 +27,23 @@ struct Padding {
 
 enum class Act { none, relu, relu6, leaky, silu, hardswish, sigmoid, hardsigmoid };
 
-enum class Kind { conv, affine, act, add, mul, cat, move, pool, flatten };
+enum class Kind { conv, affine, act, add, mul, cat, move, pool, flatten, rescale };
 
-// Decides a group's mask from the source of the op it stands before.
+// Over space: the maximum, the mean, the mean of magnitudes, or all maxima and then all means.
+enum class Pooling { max, avg, abs, both };
+
+// Decides a group's mask from a buffer, right before the op it stands on.
 struct Head {
-    bool avg;             // mean over space, else maximum
-    bool softmax;         // over all channels; a dead one enters as 0
-    const float* weight;  // (filters, channels of src0)
-    const float* bias;    // (filters), or null
+    int source;  // the buffer: the op's src[0] unless the file names another
+    Pooling pooling;
+    bool softmax;         // over all that was pooled; a dead channel enters as 0
+    int rows;             // as many as the group has filters, or one, which speaks for all
+    int top;              // so many filters of each image are on; 0: those above the threshold
+    bool scale;           // max(logit, 0) is a factor that the group's ops may use
+    const float* weight;  // (rows, inputs)
+    const float* bias;    // (rows), or null
+
+    int inputs(Shape pooled) const { return pooling == Pooling::both ? 2 * pooled.c : pooled.c; }
 };
 
 struct Op {
@@ -47,15 +56,16 @@ struct Op {
     int group = -1;        // of the output only the filters of this group's mask exist; -1: all
     bool decides = false;  // the group's mask is decided here, by `head`
     Head head{};
-    // conv: (O, I / groups, kernel) and bias (O); affine: scale (C) and shift (C)
+    // conv: (O, I / groups, kernel) and bias (O); affine: scale (C) and shift (C); rescale: shift (C), in `shift`
     const float* weight = nullptr;
     const float* bias = nullptr;
+    const float* shift = nullptr;  // conv (O), or null: act(factor * (sum + bias) + shift), by the group's factors
     // conv and pool
     Pair kernel{1, 1}, stride{1, 1}, dilation{1, 1};  // move has a stride too
     Padding padding{0, 0, 0, 0};
     int groups = 1;
     bool residual = false;                                        // conv: src[1] is added before the activation
-    bool lift = false;                                            // affine: zero does not stay zero
+    bool lift = false;                                            // affine, rescale: zero does not stay zero
     bool maximum = false, include_pad = false, adaptive = false;  // pool
     std::vector<int> channels;                                    // move: source channel of each, -1 for zero
     Pair offset{0, 0};                                            // move

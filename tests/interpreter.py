@@ -9,7 +9,7 @@ Shapes: B images, C channels, O filters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import ceil, floor, prod
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from cofire.runtime.program import (
     Op,
     Pool,
     Program,
+    Rescale,
     kind_of,
 )
 
@@ -53,6 +54,8 @@ class Trace(NamedTuple):
     """Conv op -> int64 (B,)."""
     logits: dict[str, Tensor]
     """Group -> (B, O), of forced groups too."""
+    factors: dict[str, Tensor]
+    """Group -> (B, O), of those whose head gives factors."""
     values: dict[str, Value]
     """Op -> what it wrote."""
 
@@ -71,18 +74,34 @@ def run(
 
 
 @torch.no_grad()
-def trace(program: Program, x: Tensor, threshold: float | None = None, forced: Masks | None = None) -> Trace:
-    """The same with everything that happened on the way."""
+def trace(
+    program: Program,
+    x: Tensor,
+    threshold: float | None = None,
+    forced: Masks | None = None,
+    unscaled: Collection[str] | None = None,
+) -> Trace:
+    """The same with everything that happened on the way.
+
+    Args:
+        unscaled: groups whose factors are 1, whatever their heads say. Default: those that are forced.
+    """
     assert tuple(x.shape[1:]) == program.buffers[program.input], "images must have the input buffer's shape"
     assert len({op.name for op in program.ops}) == len(program.ops), "names are unique"
     limit = program.threshold if threshold is None else threshold
     buffers = {program.input: Value(x, torch.ones(x.shape[:2], dtype=torch.bool))}
-    done = Trace(x, {}, {}, {}, {})
+    done = Trace(x, {}, {}, {}, {}, {})
     for op in program.ops:
         residual_in_place = isinstance(op, Conv) and op.residual and op.dst == op.src[1]
         assert op.dst not in buffers or residual_in_place, f"{op.name} overwrites buffer {op.dst}"
-        mask = _mask(program, op, buffers, limit, forced or {}, done)
-        value = _OPS[type(op)](op, [_read(buffers[src]) for src in op.src], mask, program.buffers[op.dst])
+        mask = _mask(program, op, buffers, limit, forced or {}, (forced or {}) if unscaled is None else unscaled, done)
+        sources = [_read(buffers[src]) for src in op.src]
+        if isinstance(op, Conv | Rescale) and op.shift is not None:
+            assert op.gate is not None
+            factor = done.factors[program.groups[op.gate.group].name]
+            value = (_conv if isinstance(op, Conv) else _rescale)(op, sources, mask, program.buffers[op.dst], factor)
+        else:
+            value = _OPS[type(op)](op, sources, mask, program.buffers[op.dst])
         if isinstance(op, Conv):
             done.macs[op.name] = _macs(op, buffers[op.src[0]].live, mask, program.buffers[op.dst])
         elif mask is not None:
@@ -107,9 +126,15 @@ def _poisoned(value: Value) -> Value:
 
 
 def _mask(
-    program: Program, op: Op, buffers: dict[int, Value], threshold: float, forced: Masks, done: Trace
+    program: Program,
+    op: Op,
+    buffers: dict[int, Value],
+    threshold: float,
+    forced: Masks,
+    unscaled: Collection[str],
+    done: Trace,
 ) -> Tensor | None:
-    """The op's mask, bool (B, O); decided here if the op has a head."""
+    """The op's mask, bool (B, O); decided here, with the factors, if the op has a head."""
     if op.gate is None:
         return None
     group = program.groups[op.gate.group]
@@ -117,11 +142,14 @@ def _mask(
         assert group.name in done.masks, f"{op.name} follows a mask that was not decided yet"
     else:
         assert group.name not in done.masks, f"{op.name} decides a second time"
-        x = _read(buffers[op.src[0]]).data
-        logits = done.logits[group.name] = _logits(op.gate.head, x)
-        mask = logits > threshold
+        head = op.gate.head
+        x = _read(buffers[op.src[0] if head.src is None else head.src]).data
+        logits = done.logits[group.name] = _logits(head, x).expand(-1, group.filters)
+        mask = logits > threshold if head.top is None else _largest(logits, head.top)
         if group.name in forced:
             mask = (forced[group.name] > 0.5).expand(mask.shape)
+        if head.scale:
+            done.factors[group.name] = torch.ones_like(logits) if group.name in unscaled else logits.clamp(min=0)
         assert mask.shape == (len(x), group.filters)
         done.masks[group.name] = mask
     assert group.filters == program.buffers[op.dst][0]
@@ -129,15 +157,30 @@ def _mask(
 
 
 def _logits(head: Head, x: Tensor) -> Tensor:
-    pooled = x.flatten(2).amax(2) if head.pool == "max" else x.flatten(2).mean(2)
+    x = x.flatten(2)
+    pooled = {
+        "max": lambda: x.amax(2),
+        "avg": lambda: x.mean(2),
+        "abs": lambda: x.abs().mean(2),
+        "both": lambda: torch.cat([x.amax(2), x.mean(2)], 1),
+    }[head.pool]()
     weight, bias = (None if w is None else w.to(x.dtype) for w in (head.weight, head.bias))
     return F.linear(pooled.softmax(1) if head.softmax else pooled, weight, bias)
+
+
+def _largest(logits: Tensor, top: int) -> Tensor:
+    """One after the other, the first of the largest that are left; NaN counts as less than any number."""
+    mask = torch.zeros(logits.shape, dtype=torch.bool)
+    for image, row in enumerate(logits.tolist()):
+        order = sorted(range(len(row)), key=lambda o: (row[o] != row[o], 0 if row[o] != row[o] else -row[o], o))
+        mask[image, order[:top]] = True
+    return mask
 
 
 # Ops: (op, sources as read, mask, shape of the destination) -> value
 
 
-def _act(op: Conv | Affine | Activation | Add | Mul, x: Tensor) -> Tensor:
+def _act(op: Conv | Affine | Activation | Add | Mul | Rescale, x: Tensor) -> Tensor:
     match op.act:
         case "none":
             return x
@@ -161,13 +204,18 @@ def _keeps_zero(op: Activation | Add | Mul) -> bool:
     return op.act not in ("sigmoid", "hardsigmoid")
 
 
-def _conv(op: Conv, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+def _conv(
+    op: Conv, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor | None = None
+) -> Value:
     x = src[0].data
     weight, bias = op.weight.to(x.dtype), op.bias.to(x.dtype)
     assert weight.shape == (shape[0], x.shape[1] // op.groups, *op.kernel)
     top, left, bottom, right = op.padding
     padded = F.pad(x, (left, right, top, bottom))
     y = F.conv2d(padded, weight, bias, op.stride, 0, op.dilation, op.groups)
+    if op.shift is not None:
+        assert factor is not None
+        y = y * factor[:, :, None, None] + op.shift.to(x.dtype)[:, None, None]
     live = torch.ones(y.shape[:2], dtype=torch.bool) if mask is None else mask
     if op.residual:
         assert _keeps_zero(op), "a residual is fused only with activations that leave zero at zero"
@@ -190,6 +238,12 @@ def _affine(op: Affine, src: list[Value], mask: Tensor | None, shape: tuple[int,
     assert len(scale) == len(shift) == shape[0]
     assert op.lift or (_keeps_zero(op) and not shift.any()), "an affine that makes something of zero lifts"
     return Value(_act(op, x.data * scale + shift), torch.ones_like(x.live) if op.lift else x.live)
+
+
+def _rescale(op: Rescale, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor) -> Value:
+    (x,) = src
+    y = x.data * factor[:, :, None, None] + op.shift.to(x.data.dtype)[:, None, None]
+    return Value(_act(op, y), torch.ones_like(x.live))
 
 
 def _activation(op: Activation, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:

@@ -764,7 +764,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "newer": (lambda t: t.update(version=2), "must have version 1, got 2; a newer cofire wrote it"),
+    "newer": (lambda t: t.update(version=3), "must have a version from 1 to 2, got 3; a newer cofire wrote it"),
     "digest": (lambda t: t.update(sha256="0" * 64), "its checksum is wrong"),
     "no digest": (lambda t: t.pop("sha256"), "its checksum is wrong"),
     "unknown key": (lambda t: t.update(extra=1), "unknown key in program"),

@@ -93,6 +93,40 @@ def test_the_filters_an_own_method_keeps_are_scaled() -> None:
     torch.testing.assert_close(gated(x), net.logits(F.relu(net.one(x)) * half * 3))
 
 
+class KeepingGate(RankedGate):
+    """Its loss hangs on the unit's own output."""
+
+    def decide(self, x_BIHW: Tensor) -> Decision:
+        return Decision(None, (self.score_O.detach() > 0).to(x_BIHW.dtype).expand(len(x_BIHW), -1))
+
+    def loss(self, decision: Decision, y_BOHW: Tensor) -> Tensor:
+        return y_BOHW.square().sum()
+
+
+@pytest.mark.usefixtures("own_registry")
+@pytest.mark.parametrize("activation", [F.relu, F.silu])
+def test_a_loss_that_keeps_the_output_gets_the_gradient_of_finite_differences(activation: Any) -> None:
+    register_gate(Ranked)(lambda groups, config: {g[0].group: KeepingGate(g[-1].out_channels, 1.0) for g in groups})
+    net = Net(lambda m, x: m.logits(activation(m.one(x))), one=conv(3, 8), fc=fc(8)).double().train()
+    gated, x = gate(net, Ranked(), input_shape=SHAPE).double(), images().double()
+    weight = gated.get_parameter("one.weight")
+
+    def loss() -> Tensor:
+        return gated(x).square().sum() + mask_loss(gated)
+
+    loss().backward()
+    assert weight.grad is not None
+    for place in ((0, 0, 1, 1), (7, 2, 0, 1)):  # a filter that is off, and one that is on
+        values = []
+        for step in (1e-6, -1e-6):
+            with torch.no_grad():
+                weight[place] += step
+                values.append(float(loss().detach()))
+                weight[place] -= step
+        assert float(weight.grad[place]) == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-4)
+        assert abs(float(weight.grad[place])) > 1e-3
+
+
 @pytest.mark.usefixtures("own_registry")
 def test_a_name_is_registered_once_and_must_be_a_gate_config() -> None:
     register_gate(Ranked)(build_ranked)

@@ -32,6 +32,7 @@ from cofire.runtime.program import (
     Op,
     Pool,
     Program,
+    Rescale,
     Shape,
 )
 
@@ -43,6 +44,7 @@ class Maker:
         self.random, self.generator = random, torch.Generator().manual_seed(seed)
         self.buffers: list[Shape] = [(random.randint(1, 9), random.randint(1, 12), random.randint(1, 12))]
         self.groups: list[Group] = []
+        self.scaled: set[int] = set()  # groups with factors
         self.ops: list[Op] = []
 
     def program(self) -> Program:
@@ -68,10 +70,12 @@ class Maker:
         return self.random.choice(found) if found else None
 
     def emit(self, kind: type[Op], src: tuple[int, ...], shape: Shape, dst: int | None = None, **own: Any) -> None:
+        gate = self.gate(self.buffers[src[0]][0], shape[0]) if self.random.random() < 0.5 else None
         if dst is None:
             dst = len(self.buffers)
             self.buffers.append(shape)
-        gate = self.gate(self.buffers[src[0]][0], shape[0]) if self.random.random() < 0.5 else None
+        if kind is Conv and gate is not None and gate.group in self.scaled and self.random.random() < 0.7:
+            own["shift"] = self.values(shape[0])
         self.ops.append(kind(name=f"op{len(self.ops)}", src=src, dst=dst, gate=gate, **own))
 
     def gate(self, channels: int, filters: int) -> Gate:
@@ -79,12 +83,20 @@ class Maker:
         if decided and self.random.random() < 0.5:
             return Gate(group=self.random.choice(decided), head=None)
         self.groups.append(Group(name=f"group{len(self.groups)}", filters=filters))
+        pool = self.random.choice(["max", "avg", "abs", "both"])
+        src = self.source() if self.random.random() < 0.3 else None
+        inputs = (channels if src is None else self.buffers[src][0]) * (2 if pool == "both" else 1)
+        rows = 1 if self.random.random() < 0.2 else filters
         head = Head(
-            pool=self.random.choice(["max", "avg"]),
+            pool=pool,
             softmax=self.random.random() < 0.5,
-            weight=self.values(filters, channels),
-            bias=self.values(filters) if self.random.random() < 0.5 else None,
+            weight=self.values(rows, inputs),
+            bias=self.values(rows) if self.random.random() < 0.5 else None,
+            top=self.random.randint(1, filters) if rows == filters and self.random.random() < 0.5 else None,
+            scale=self.random.random() < 0.5,
+            src=src,
         )
+        self.scaled |= {len(self.groups) - 1} if head.scale else set()
         return Gate(group=len(self.groups) - 1, head=head)
 
     def act(self, lifting: bool = True) -> dict[str, Any]:
@@ -134,8 +146,10 @@ class Maker:
         assert src is not None
         shape = self.buffers[src]
         channels, *size = shape
-        kind = self.random.choice([Affine, Activation, Add, Mul, Cat, Move, Pool, Flatten])
-        if kind is Affine:
+        kind = self.random.choice([Affine, Activation, Add, Mul, Cat, Move, Pool, Flatten, Rescale])
+        if kind is Rescale:
+            self.rescale(src, shape)
+        elif kind is Affine:
             lift = self.random.random() < 0.5
             shift = self.values(channels) if lift else torch.zeros(channels)
             self.emit(Affine, (src,), shape, lift=lift, **self.act(lift), scale=self.values(channels), shift=shift)
@@ -155,6 +169,14 @@ class Maker:
             self.emit(Flatten, (src,), (channels * size[0] * size[1], 1, 1))
         else:
             self.pool(src, shape)
+
+    def rescale(self, src: int, shape: Shape) -> None:
+        groups = [number for number in self.scaled if self.groups[number].filters == shape[0]]
+        if groups:
+            own = {"gate": Gate(group=self.random.choice(groups), head=None), **self.act()}
+            self.buffers.append(shape)
+            name, dst = f"op{len(self.ops)}", len(self.buffers) - 1
+            self.ops.append(Rescale(name=name, src=(src,), dst=dst, shift=self.values(shape[0]), **own))
 
     def move(self, src: int, shape: Shape) -> None:
         width = self.random.randint(1, 8)
@@ -210,7 +232,9 @@ def check_program(engine: Engine, x: Tensor, forced: dict[str, Tensor]) -> None:
             outputs.append(engine(x, threads))
             logits = tensors(engine.logits(x))
     masks = tensors(engine.last_masks)
-    wanted = interpreter.trace(engine.program, x.double(), forced=masks)
+    wanted = interpreter.trace(engine.program, x.double(), forced=masks, unscaled=forced)
+    heads = {op.gate.group: op.gate.head for op in engine.program.ops if op.gate is not None and op.gate.head}
+    top = {group.name: heads[number].top for number, group in enumerate(engine.program.groups)}
     largest = max([1.0] + [float(value.data.nan_to_num().abs().max()) for value in wanted.values.values()])
     assert float((outputs[0] - wanted.out).abs().max()) <= 1e-5 * largest
     assert all(torch.equal(outputs[0], other) for other in outputs)
@@ -218,10 +242,14 @@ def check_program(engine: Engine, x: Tensor, forced: dict[str, Tensor]) -> None:
         assert engine.last_macs[name].tolist() == macs.tolist(), name
     for group, mask in masks.items():
         away = wanted.logits[group] - engine.threshold
+        k = top[group]
+        if k is not None:
+            away = wanted.logits[group] - wanted.logits[group].topk(k).values[:, -1:] + 1e-30
         assert float((wanted.logits[group] - logits[group]).abs().max()) <= CLOSE * largest, group
         if group in forced:
             assert torch.equal(mask, forced[group]), group
         else:
+            assert k is None or mask.sum(1).tolist() == [k] * len(mask), group
             assert (((away > 0) == mask) | (away.abs() <= CLOSE * largest)).all(), group
 
 

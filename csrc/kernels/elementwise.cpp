@@ -1,4 +1,4 @@
-// What happens to one plane after the sums: bias, residual, activation; and reductions over a plane.
+// What happens to one plane after the sums: factor, bias, residual, activation; and reductions over a plane.
 #include "clamp.h"
 #include "leaves.h"
 #include "vec.h"
@@ -62,10 +62,11 @@ inline vec load_some(const float* p, int n) {
 }
 
 template <class Activation>
-void run(const float* x, int n, float bias, const float* residual, Activation act, float* y, float* peak) {
+void run(const float* x, int n, float factor, float bias, const float* residual, Activation act, float* y,
+         float* peak) {
     vec best = splat(kLowest);
     const auto step = [&](int i) {
-        vec value = load(x + i) + bias;
+        vec value = load(x + i) * factor + bias;
         if (residual) value += load(residual + i);
         value = act(value);
         store(y + i, value);
@@ -79,7 +80,7 @@ void run(const float* x, int n, float bias, const float* residual, Activation ac
     }
     for (; i + kLanes <= n; i += kLanes) step(i);
     if (i < n) {
-        vec value = load_some(x + i, n - i) + bias;
+        vec value = load_some(x + i, n - i) * factor + bias;
         if (residual) value += load_some(residual + i, n - i);
         value = act(value);
         for (int lane = 0; lane < n - i; ++lane) {
@@ -115,8 +116,9 @@ inline void with_activation(Act act, float slope, Go go) {
     }
 }
 
-void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak) {
-    with_activation(act, slope, [&](auto activation) { run(x, n, bias, residual, activation, y, peak); });
+void finish(const float* x, int n, float factor, float bias, const float* residual, Act act, float slope, float* y,
+            float* peak) {
+    with_activation(act, slope, [&](auto activation) { run(x, n, factor, bias, residual, activation, y, peak); });
 }
 
 void take(const float* from, int step, int n, float* to) {
@@ -224,19 +226,36 @@ float largest(const float* x, int n) {
     return value;
 }
 
-float sum(const float* x, int n) {
+namespace {
+
+struct Magnitude {
+    vec operator()(vec x) const { return x < 0 ? -x : x; }
+    float operator()(float x) const { return x < 0 ? -x : x; }
+};
+struct Itself {
+    vec operator()(vec x) const { return x; }
+    float operator()(float x) const { return x; }
+};
+
+template <class Of>
+float sum_of(const float* x, int n, Of of) {
     vec sums[2] = {};
     int i = 0;
     for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-        sums[0] += load(x + i);
-        sums[1] += load(x + i + kLanes);
+        sums[0] += of(load(x + i));
+        sums[1] += of(load(x + i + kLanes));
     }
     const vec total = sums[0] + sums[1];
     float value = 0;
     for (int lane = 0; lane < kLanes; ++lane) value += total[lane];
-    for (; i < n; ++i) value += x[i];
+    for (; i < n; ++i) value += of(x[i]);
     return value;
 }
+
+}  // namespace
+
+float sum(const float* x, int n) { return sum_of(x, n, Itself{}); }
+float sum_of_magnitudes(const float* x, int n) { return sum_of(x, n, Magnitude{}); }
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

@@ -18,7 +18,7 @@ struct Store {
     void operator()(int r, int i, vec sum) const { store(out + r * ldo + i, sum); }
 };
 
-// or finished: bias, activation, largest value so far.
+// or finished: factor, bias, activation, largest value so far.
 struct Finish {
     const Ending& ending;
     Clamp clamp;
@@ -28,7 +28,7 @@ struct Finish {
     Finish at(int i) const { return {ending, clamp, best, begin + i}; }
     void prepare(int r) const { __builtin_prefetch(ending.y[r] + begin, 1); }
     void operator()(int r, int i, vec sum) const {
-        const vec value = clamp(sum + splat(ending.bias[r]));
+        const vec value = clamp(sum * splat(ending.factor[r]) + splat(ending.bias[r]));
         store(ending.y[r] + begin + i, value);
         if (best) best[r] = max(best[r], value);
     }

@@ -31,11 +31,11 @@ struct Window {
 
 inline bool only_clamps(Act act) { return act == Act::none || act == Act::relu || act == Act::relu6; }
 
-// Where finished rows go: y[r] gets act(sum + bias[r]), the largest goes into *peak[r] as in Leaf::finish; null:
-// nowhere.
+// Where finished rows go: y[r] gets act(sum * factor[r] + bias[r]), the largest goes into *peak[r] as in Leaf::finish;
+// null: nowhere.
 struct Ending {
     Act act;  // one that only_clamps
-    float bias[kMaxRows];
+    float factor[kMaxRows], bias[kMaxRows];
     float* y[kMaxRows];
     float* peak[kMaxRows];
 };
@@ -62,10 +62,10 @@ struct Leaf {
     // y[i] = the rows * m lines of `width` pixels that the tiles u[p * ldu + tile] make.
     void (*wino_output)(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
 
-    // y = act(x + bias [+ residual]); the largest y goes into *peak if that is larger. x, residual and y may be the
-    // same memory.
-    void (*finish)(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y,
-                   float* peak);
+    // y = act(x * factor + bias [+ residual]); the largest y goes into *peak if that is larger. x, residual and y may
+    // be the same memory.
+    void (*finish)(const float* x, int n, float factor, float bias, const float* residual, Act act, float slope,
+                   float* y, float* peak);
 
     // out[r * ldo + i] = sum over k of w[r][k] * x[i * ldx + k], for r < rows and i < count; several rows are read at a
     // time, which memory gives faster than one. `ahead`: the rows (as many) of the next call.
@@ -95,6 +95,7 @@ struct Leaf {
     void (*maximum)(const float* x, int n, float* y);
     float (*largest)(const float* x, int n);
     float (*sum)(const float* x, int n);
+    float (*sum_of_magnitudes)(const float* x, int n);
 };
 
 // Room for the tile rows of one plane: the lines of the tile rows halfway, those of one tile row before, one of zeros.

@@ -13,7 +13,8 @@ void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk
 void wino_input(Toom toom, const float* x, const int* channels, int count, Shape shape, const Window& window,
                 int across, int row, int rows, float* room, float* v, int64_t ldv, int64_t position);
 void wino_output(Toom toom, const float* u, int64_t ldu, int across, int rows, int width, float* y);
-void finish(const float* x, int n, float bias, const float* residual, Act act, float slope, float* y, float* peak);
+void finish(const float* x, int n, float factor, float bias, const float* residual, Act act, float slope, float* y,
+            float* peak);
 void dot(const float* const* w, int rows, int nk, const float* x, int64_t ldx, int count, float* out, int64_t ldo,
          const float* const* ahead);
 void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
@@ -26,6 +27,7 @@ void softmax(float* x, int n);
 void maximum(const float* x, int n, float* y);
 float largest(const float* x, int n);
 float sum(const float* x, int n);
+float sum_of_magnitudes(const float* x, int n);
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

@@ -26,7 +26,8 @@ const Leaf leaf{COFIRE_NAME(COFIRE_ISA),
                 softmax,
                 maximum,
                 largest,
-                sum};
+                sum,
+                sum_of_magnitudes};
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

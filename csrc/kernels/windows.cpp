@@ -53,7 +53,7 @@ void depthwise(const float* x, int pitch, const int* at, const float* w, int tap
     const Clamp clamp(act);
     const auto go = taps == 9 ? lines_of<9> : taps == 25 ? lines_of<25> : lines_of<0>;
     go(x, pitch, at, w, taps, lines, width, bias, clamp, y, clamp.whole ? peak : nullptr);
-    if (!clamp.whole) finish(y, lines * width, 0, nullptr, act, slope, y, peak);
+    if (!clamp.whole) finish(y, lines * width, 1, 0, nullptr, act, slope, y, peak);
 }
 
 namespace {
@@ -295,7 +295,7 @@ void depthwise3(const float* x, Shape shape, int stride, int top_padding, int le
     const auto go = stride == 1 ? (left_padding ? windows_of<1, true> : windows_of<1, false>)
                                 : (left_padding ? windows_of<2, true> : windows_of<2, false>);
     go({x, shape, top_padding, zeros, bias, clamp, out, y, w}, clamp.whole ? peak : nullptr);
-    if (!clamp.whole) finish(y, out.area(), 0, nullptr, act, slope, y, peak);
+    if (!clamp.whole) finish(y, out.area(), 1, 0, nullptr, act, slope, y, peak);
 }
 
 }  // namespace COFIRE_ISA

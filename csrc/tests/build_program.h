@@ -141,6 +141,13 @@ inline std::string head_gate(int group, const std::string& pool, bool softmax, c
 
 inline std::string same_gate(int group) { return "{\"group\":" + std::to_string(group) + ",\"head\":null}"; }
 
+// A head of version 2; `more` holds its members "top", "scale" and "src".
+inline std::string new_head_gate(int group, const std::string& pool, bool softmax, const std::string& weight,
+                                 const std::string& bias, const std::string& more) {
+    std::string gate = head_gate(group, pool, softmax, weight, bias);
+    return gate.insert(gate.size() - 2, "," + more);
+}
+
 // A gated residual block, in place, and a classifier.
 inline Source residual_net() {
     Source net;
@@ -203,6 +210,37 @@ inline Source depthwise_net() {
     add_op(&net, "pool", "pool", {4}, 5,
            "\"op\":\"avg\"," + window_attrs(3, 2, {1, 1, 1, 1}) + ",\"include_pad\":true,\"adaptive\":false");
     add_conv(&net, "fc", {5}, 0, {3, 4, 3, 3}, window_attrs(3, 1, {0, 0, 0, 0}), 1, "none");
+    return net;
+}
+
+// Version 2: a head for the largest logits with factors, used by a conv and by an op of its own; one row for a whole
+// branch, which reads features that were made before; magnitudes.
+inline Source policy_net() {
+    Source net;
+    net.head =
+        "\"version\":2,\"input\":0,\"output\":6,\"output_shape\":[5],"
+        "\"buffers\":[[3,8,8],[4,8,8],[4,1,1],[6,8,8],[6,8,8],[4,1,1],[5,1,1]],"
+        "\"groups\":[{\"name\":\"conv1\",\"filters\":6},{\"name\":\"branch\",\"filters\":4},"
+        "{\"name\":\"fc\",\"filters\":5}],\"threshold\":0.0";
+    const std::string pool = "\"op\":\"avg\"," + window_attrs(1, 1, {0, 0, 0, 0}) + ",\"include_pad\":false";
+    add_conv(&net, "stem", {0}, 1, {4, 3, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), 1, "relu");
+    add_op(&net, "pool", "features", {1}, 2, pool + ",\"adaptive\":true");
+    add_tensor(&net, "head1.weight", {6, 8});
+    add_tensor(&net, "head1.bias", {6});
+    add_conv(&net, "conv1", {1}, 3, {6, 4, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), 1, "relu",
+             new_head_gate(0, "both", false, "head1.weight", "head1.bias", "\"top\":3,\"scale\":true,\"src\":null"));
+    add_tensor(&net, "conv1.shift", {6});
+    net.ops.back().replace(net.ops.back().find("\"conv1.bias\""), 12, "\"conv1.bias\",\"conv1.shift\"");
+    add_tensor(&net, "again.shift", {6});
+    add_op(&net, "rescale", "again", {3}, 4, act_attrs("leaky", "0.1"), {"again.shift"}, same_gate(0));
+    add_tensor(&net, "head2.weight", {1, 4});
+    add_tensor(&net, "head2.bias", {1});
+    add_conv(&net, "conv2", {4, 1}, 1, {4, 6, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), 1, "relu",
+             new_head_gate(1, "max", false, "head2.weight", "head2.bias", "\"top\":null,\"scale\":false,\"src\":2"));
+    add_op(&net, "pool", "gap", {1}, 5, pool + ",\"adaptive\":true");
+    add_tensor(&net, "head3.weight", {5, 3});
+    add_conv(&net, "fc", {5}, 6, {5, 4, 1, 1}, window_attrs(1, 1, {0, 0, 0, 0}), 1, "none",
+             new_head_gate(2, "abs", true, "head3.weight", "", "\"top\":5,\"scale\":false,\"src\":0"));
     return net;
 }
 

@@ -139,7 +139,8 @@ void edit_word(std::string* text, SplitMix* random) {
     static const char* const kWords[] = {"conv",    "affine",  "act",     "add",         "mul",    "cat",  "move",
                                          "pool",    "flatten", "none",    "relu",        "leaky",  "silu", "sigmoid",
                                          "true",    "false",   "null",    "hardsigmoid", "max",    "avg",  "F32",
-                                         "version", "head",    "softmax", "stem.weight", "kernel", "[]",   "{}"};
+                                         "version", "head",    "softmax", "stem.weight", "kernel", "[]",   "{}",
+                                         "rescale", "abs",     "both",    "top",         "scale",  "src",  "shift"};
     const auto [begin, length] = random_run(*text, random, [](char c) { return (c >= 'a' && c <= 'z') || c == '.'; });
     if (length > 0) text->replace(begin, length, kWords[random->below(std::size(kWords))]);
 }
@@ -240,6 +241,7 @@ class WellFormed {
     const char* problem() {
         written_.assign(program_.buffers.size(), false);
         decided_.assign(program_.groups.size(), false);
+        scaled_.assign(program_.groups.size(), false);
         if (!is_buffer(program_.input) || !is_buffer(program_.output) || program_.ops.empty())
             return "input, output, ops";
         for (const Shape& shape : program_.buffers)
@@ -283,14 +285,25 @@ class WellFormed {
     }
 
     const char* problem_of_gate(const Op& op) {
-        if (op.group < 0) return op.decides ? "head without a gate" : nullptr;
+        if (op.group < 0) return op.decides || op.shift != nullptr ? "head or shift without a gate" : nullptr;
         if (size_t(op.group) >= program_.groups.size()) return "group";
         const int filters = program_.groups[size_t(op.group)].filters;
         if (filters != shape(op.dst).c || decided_[size_t(op.group)] == op.decides) return "gate";
-        if (op.decides && !inside(op.head.weight, int64_t(filters) * shape(op.src[0]).c)) return "head's weight";
-        if (op.decides && op.head.bias != nullptr && !inside(op.head.bias, filters)) return "head's bias";
+        if (op.decides) {
+            if (const char* what = problem_of_head(op.head, filters)) return what;
+            scaled_[size_t(op.group)] = op.head.scale;
+        }
         decided_[size_t(op.group)] = true;
-        return nullptr;
+        return op.shift != nullptr && !scaled_[size_t(op.group)] ? "no factors" : nullptr;
+    }
+
+    const char* problem_of_head(const Head& head, int filters) const {
+        if (!is_buffer(head.source) || !written_[size_t(head.source)]) return "head's source";
+        if (head.rows != filters && (head.rows != 1 || head.top != 0)) return "head's rows";
+        if (head.top < 0 || head.top > filters) return "head's top";
+        const int64_t inputs = int64_t(shape(head.source).c) * (head.pooling == Pooling::both ? 2 : 1);
+        if (!inside(head.weight, head.rows * inputs)) return "head's weight";
+        return head.bias != nullptr && !inside(head.bias, head.rows) ? "head's bias" : nullptr;
     }
 
     const char* problem_of_kind(const Op& op) const {
@@ -323,6 +336,8 @@ class WellFormed {
                 return problem_of_pool(op, src, dst);
             case Kind::flatten:
                 return dst.c == src.size() && dst.area() == 1 ? nullptr : "flatten";
+            case Kind::rescale:
+                return src == dst && op.lift && inside(op.shift, src.c) ? nullptr : "rescale";
         }
         return "kind";
     }
@@ -333,6 +348,7 @@ class WellFormed {
         if (op.residual && !(shape(op.src[1]) == dst)) return "residual";
         const int64_t taps = int64_t(op.kernel.h) * op.kernel.w;
         if (!inside(op.weight, taps * dst.c * (src.c / op.groups)) || !inside(op.bias, dst.c)) return "weights";
+        if (op.shift != nullptr && !inside(op.shift, dst.c)) return "shift";
         // The last window ends inside the padded map; one more would not.
         auto fits = [](int64_t size, int64_t out, int64_t kernel, int64_t stride, int64_t dilation) {
             const int64_t end = (out - 1) * stride + (kernel - 1) * dilation + 1;
@@ -380,7 +396,7 @@ class WellFormed {
     }
 
     const Program& program_;
-    std::vector<bool> written_, decided_;
+    std::vector<bool> written_, decided_, scaled_;
 };
 
 #ifdef COFIRE_FUZZ_RUN
@@ -472,7 +488,7 @@ void try_case(const std::string& bytes, SplitMix* random, Tally* tally) {
 
 std::vector<Seed> valid_files() {
     std::vector<Seed> seeds;
-    for (const Source& net : {residual_net(), elementwise_net(), depthwise_net()}) {
+    for (const Source& net : {residual_net(), elementwise_net(), depthwise_net(), policy_net()}) {
         const std::vector<uint8_t> data = data_of(net);
         seeds.push_back({header_of(program_of(net), net.tensors), std::string(data.begin(), data.end())});
     }

@@ -121,15 +121,37 @@ class Maker {
 
     // The last op gets a gate: a head of its own, or the mask of a group that was decided before.
     Maker& gate(bool avg, bool softmax, bool bias) {
+        Head head{};
+        head.source = -1, head.rows = -1;
+        head.pooling = avg ? Pooling::avg : Pooling::max, head.softmax = softmax;
+        return gate(head, bias);
+    }
+    // A source or rows of -1 are the usual ones.
+    Maker& gate(Head head, bool bias) {
         Op& op = program_.ops.back();
         const int filters = program_.buffers[op.dst].c;
-        op.group = int(program_.groups.size()), op.decides = true;
-        op.head.avg = avg, op.head.softmax = softmax;
+        op.group = int(program_.groups.size()), op.decides = true, op.head = head;
+        if (head.source < 0) op.head.source = op.src[0];
+        if (head.rows < 0) op.head.rows = filters;
         program_.groups.push_back({"group" + std::to_string(op.group), filters});
-        heads_.push_back({int64_t(filters) * program_.buffers[op.src[0]].c, bias ? filters : 0});
+        const int64_t inputs = op.head.inputs(program_.buffers[op.head.source]);
+        heads_.push_back({op.head.rows * inputs, bias ? op.head.rows : 0});
         return *this;
     }
-    void gate_as(int group) { program_.ops.back().group = group; }
+    Maker& gate_as(int group) {
+        program_.ops.back().group = group;
+        return *this;
+    }
+    // The last op, a conv, uses its group's factors.
+    void rescaled() { needs_.back().shift = needs_.back().bias; }
+
+    int rescale(int src, int group, Act act) {
+        Op op{};
+        op.kind = Kind::rescale, op.src = {src}, op.act = act, op.lift = true, op.group = group;
+        const Shape shape = program_.buffers[src];
+        needs_.push_back({0, 0, shape.c});
+        return add(op, shape);
+    }
 
     Program done(uint32_t seed) {
         program_.output = program_.ops.back().dst;
@@ -137,7 +159,7 @@ class Maker {
         program_.output_shape = {out.c, out.h, out.w};
         int64_t total = 0;
         for (const auto& list : {needs_, heads_})
-            for (const Need& need : list) total += need.weight + need.bias;
+            for (const Need& need : list) total += need.weight + need.bias + need.shift;
         const std::vector<float> numbers = Numbers(seed).list(total);
         program_.weights = Floats(int64_t(total));
         std::copy(numbers.begin(), numbers.end(), program_.weights.data());
@@ -152,6 +174,7 @@ class Maker {
             op.weight = take(need.weight, need.bias ? need.weight / need.bias : 1);
             op.bias = take(need.bias, 1);
             if (op.kind == Kind::affine && !op.lift) std::fill(at - need.bias, at, 0.0f);
+            if (need.shift) op.shift = take(need.shift, 1);
             if (!op.decides) continue;
             op.head.weight = take(heads_[group].weight, 1);
             op.head.bias = heads_[group].bias ? take(heads_[group].bias, 1) : nullptr;
@@ -162,7 +185,7 @@ class Maker {
 
    private:
     struct Need {
-        int64_t weight, bias;
+        int64_t weight, bias, shift = 0;
     };
 
     int add(const Op& op, Shape shape, int dst = -1) {
@@ -236,12 +259,44 @@ Program elementwise_net() {
     return net.done(3);
 }
 
+// Every form of a head: magnitudes of what may be below zero and of what is not, maxima with means, the largest few,
+// one row for a whole branch that reads another buffer; factors in convs of every kind and in an op of their own.
+Program policy_net() {
+    Maker net({3, 18, 17});
+    const auto head = [](Pooling pooling, int top, bool scale, int source = -1, int rows = -1) {
+        Head made{};
+        made.pooling = pooling, made.top = top, made.scale = scale, made.source = source, made.rows = rows;
+        return made;
+    };
+    const int stem = net.conv({0}, 12, 3, 1, 1, Act::relu);
+    net.gate(head(Pooling::abs, 7, true), true).rescaled();
+    const int features = net.global(stem, false);
+    const int one = net.conv({stem}, 12, 3, 1, 1, Act::leaky);
+    net.gate(head(Pooling::abs, 0, true), true).rescaled();
+    const int two = net.conv({one, stem}, 12, 3, 1, 1, Act::relu, 1, 1, true);
+    net.gate(head(Pooling::both, 5, true), false).rescaled();
+    const int three = net.conv({two}, 12, 3, 1, 1, Act::relu6, 12);
+    net.gate(head(Pooling::both, 9, true), true).rescaled();
+    const int again = net.rescale(three, 3, Act::silu);
+    const int four = net.conv({again}, 16, 1, 1, 0, Act::relu);
+    net.gate(head(Pooling::max, 0, true, features, 1), true).rescaled();
+    const int five = net.conv({four}, 12, 1, 1, 0, Act::none);
+    net.gate(head(Pooling::avg, 12, false, two), true);
+    const int six = net.conv({five, two}, 12, 1, 1, 0, Act::relu, 1, 1, true);
+    net.gate(head(Pooling::avg, 0, false, features, 1), true);
+    const int seven = net.conv({net.global(six, true)}, 9, 1, 1, 0, Act::none);
+    net.gate(head(Pooling::abs, 4, true, six), true).rescaled();
+    net.conv({seven}, 5, 1, 1, 0, Act::none);
+    return net.done(4);
+}
+
 using Make = Program (*)();
 struct Named {
     const char* name;
     Make make;
 };
-const Named kPrograms[] = {{"elementwise", elementwise_net}, {"depthwise", depthwise_net}, {"residual", residual_net}};
+const Named kPrograms[] = {
+    {"elementwise", elementwise_net}, {"depthwise", depthwise_net}, {"residual", residual_net}, {"policy", policy_net}};
 
 // ---- Calls ----
 

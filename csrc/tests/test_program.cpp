@@ -162,8 +162,11 @@ void test_valid_residual() {
     const Op& conv = program.ops[2];
     CHECK(conv.kind == Kind::conv && conv.name == "conv2" && conv.src == (std::vector<int>{2, 1}) && conv.dst == 1);
     CHECK(conv.residual && conv.act == Act::relu && conv.groups == 1 && conv.kernel.h == 3 && conv.padding.right == 1);
-    CHECK(conv.group == 1 && conv.decides && conv.head.avg && !conv.head.softmax && conv.head.bias == nullptr);
-    CHECK(program.ops[1].head.bias != nullptr && program.ops[1].head.softmax && !program.ops[1].head.avg);
+    CHECK(conv.group == 1 && conv.decides && conv.head.pooling == Pooling::avg && !conv.head.softmax &&
+          conv.head.bias == nullptr);
+    CHECK(conv.head.source == 2 && conv.head.rows == 4 && conv.head.top == 0 && !conv.head.scale && !conv.shift);
+    const Head& first = program.ops[1].head;
+    CHECK(first.bias != nullptr && first.softmax && first.pooling == Pooling::max && first.inputs({4, 8, 8}) == 4);
     CHECK(program.ops[0].group == -1 && !program.ops[0].decides);
     const TensorText stem = residual_net().tensors[0];
     CHECK(std::vector<float>(program.ops[0].weight, program.ops[0].weight + stem.values.size()) == stem.values);
@@ -184,6 +187,16 @@ void test_valid_depthwise() {
     CHECK(program.output_shape == (std::vector<int>{3, 1, 1}) && program.threshold == 0.5f);
     CHECK(program.ops[1].groups == 8 && program.ops[1].group == 0 && !program.ops[1].decides);
     CHECK(program.ops[2].dilation.h == 2 && program.ops[3].include_pad && !program.ops[3].maximum);
+}
+
+void test_valid_policy() {
+    const Program program = load(policy_net());
+    const Op &conv1 = program.ops[2], &again = program.ops[3], &conv2 = program.ops[4], &fc = program.ops[6];
+    CHECK(conv1.head.pooling == Pooling::both && conv1.head.inputs({4, 8, 8}) == 8 && conv1.head.top == 3);
+    CHECK(conv1.head.scale && conv1.head.source == 1 && conv1.head.rows == 6 && conv1.shift != nullptr);
+    CHECK(again.kind == Kind::rescale && again.lift && again.shift != nullptr && again.act == Act::leaky);
+    CHECK(conv2.head.source == 2 && conv2.head.rows == 1 && conv2.head.top == 0 && conv2.shift == nullptr);
+    CHECK(fc.head.pooling == Pooling::abs && fc.head.source == 0 && fc.head.inputs({3, 8, 8}) == 3 && fc.head.softmax);
 }
 
 void test_valid_variants() {
@@ -268,10 +281,10 @@ void test_tensor_entries() {
 
 void test_members() {
     const Source net = residual_net();
-    REFUSED(with_head(net, "\"version\":1", "\"version\":2"), "file has version 2, this cofire reads 1: upgrade");
-    REFUSED(with_head(net, "\"version\":1", "\"version\":2,\"new\":0"),
-            "file has version 2, this cofire reads 1: upgrade");
-    REFUSED(with_head(net, "\"version\":1", "\"version\":0"), "file has version 0, this cofire reads 1");
+    REFUSED(with_head(net, "\"version\":1", "\"version\":3"), "file has version 3, this cofire reads 1 to 2: upgrade");
+    REFUSED(with_head(net, "\"version\":1", "\"version\":3,\"new\":0"),
+            "file has version 3, this cofire reads 1 to 2: upgrade");
+    REFUSED(with_head(net, "\"version\":1", "\"version\":0"), "file has version 0, this cofire reads 1 to 2");
     REFUSED(with_head(net, "\"version\":1", "\"version\":\"1\""), "version must be an integer, got \"1\"");
     REFUSED(with_head(net, "\"version\":1,", ""), "the program lacks the key \"version\"");
     REFUSED(with_head(net, "\"input\":0", "\"inputs\":0"), "the program has the unknown key \"inputs\"");
@@ -356,12 +369,59 @@ void test_heads() {
             "op 1 (\"conv1\"): a tensor's name must be a string, got null");
 }
 
+// What version 2 has, each version only in its own form.
+void test_new_heads() {
+    const Source net = policy_net();
+    const std::string conv1 = "op 2 (\"conv1\"): ", conv2 = "op 4 (\"conv2\"): ";
+    REFUSED(with_head(residual_net(), "\"version\":1", "\"version\":2"), "head lacks the key \"top\"");
+    REFUSED(with_head(net, "\"version\":2", "\"version\":1"), conv1 + "weights must have 2 entries, got 3");
+    REFUSED(with_op(residual_net(), "conv1", "\"pool\":\"max\"", "\"pool\":\"both\""),
+            "pool must be one of max avg, got");
+    REFUSED(with_op(net, "conv1", "\"pool\":\"both\"", "\"pool\":\"min\""),
+            conv1 + "pool must be one of max avg abs both, got \"min\"");
+    REFUSED(with_op(net, "conv1", "\"pool\":\"both\"", "\"pool\":\"abs\""),
+            conv1 + "the tensor \"head1.weight\" must have the shape [6, 4], got [6, 8]");
+    for (const char* top : {"0", "7", "-1", "true", "1.5"})
+        REFUSED(with_op(net, "conv1", "\"top\":3", std::string("\"top\":") + top),
+                conv1 + "top must be an integer from 1 to 6, got");
+    LOADS(with_op(net, "conv1", "\"top\":3", "\"top\":6"));
+    LOADS(with_op(net, "conv1", "\"top\":3", "\"top\":null"));
+    REFUSED(with_op(net, "conv1", "\"scale\":true", "\"scale\":1"), conv1 + "scale must be true or false");
+    REFUSED(with_op(net, "conv1", "\"scale\":true", "\"scale\":false"),
+            conv1 + "gate must be of a group whose head has scale, for it is rescaled");
+    REFUSED(with_op(net, "conv1", ",\"src\":null", ""), conv1 + "head lacks the key \"src\"");
+    REFUSED(with_op(net, "conv1", "\"src\":null", "\"src\":7"),
+            conv1 + "src of the head must be an integer from 0 to 6");
+    REFUSED(with_op(net, "conv1", "\"src\":null", "\"src\":3"),
+            conv1 + "src 3 of the head must be written before it is read");
+    REFUSED(with_op(net, "conv2", "\"src\":2", "\"src\":4"),
+            conv2 + "the tensor \"head2.weight\" must have the shape [1, 6], got [1, 4]");
+    REFUSED(with_op(net, "conv2", "\"top\":null", "\"top\":1"),
+            conv2 + "top of a head with one row must be null, got 1");
+    REFUSED(with_op(net, "conv2", "head2.bias", "stem.bias"), "must have the shape [1], got [4]");
+}
+
+void test_rescale() {
+    const Source net = policy_net();
+    const std::string op = "op 3 (\"again\"): ";
+    REFUSED(with_op(net, "again", same_gate(0), "null"), op + "gate must be of a group whose head has scale");
+    REFUSED(with_op(net, "again", "\"weights\":[\"again.shift\"]", "\"weights\":[]"),
+            op + "weights must have 1 entries, got 0");
+    REFUSED(with_op(net, "again", "again.shift", "stem.bias"), "must have the shape [6], got [4]");
+    REFUSED(with_op(net, "again", "\"src\":[3]", "\"src\":[3,3]"), op + "src must have 1 entries, got 2");
+    REFUSED(with_op(net, "again", "\"src\":[3]", "\"src\":[1]"), op + "the output's shape must be [4, 8, 8]");
+    Source old = with_head(residual_net(), "[5,1,1]],", "[5,1,1],[6,8,8]],");
+    add_op(&old, "rescale", "again", {2}, 6, act_attrs("none"), {"head1.bias"}, same_gate(0));
+    REFUSED(old, "op 6 (\"again\"): kind must be one that version 1 has, got \"rescale\"");
+}
+
 // ---- Ops ----
 
 void test_op_members() {
     const Source net = residual_net();
-    REFUSED(with_op(net, "flat", "\"flatten\"", "\"reshape\""),
-            "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten, got \"reshape\"");
+    REFUSED(
+        with_op(net, "flat", "\"flatten\"", "\"reshape\""),
+        "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale, got \"reshape\"");
     REFUSED(with_op(net, "flat", "\"kind\":\"flatten\",", ""), "op 4: it lacks the key \"kind\"");
     REFUSED(with_op(net, "flat", "\"dst\":4", "\"dst\":4,\"dst2\":4"), "op 4: it has the unknown key \"dst2\"");
     REFUSED(with_op(net, "flat", "\"name\":\"flat\"", "\"name\":4"), "op 4: name must be a string, got 4");
@@ -642,6 +702,7 @@ void run_all() {
     test_valid_residual();
     test_valid_elementwise();
     test_valid_depthwise();
+    test_valid_policy();
     test_valid_variants();
     test_container();
     test_tensor_entries();
@@ -649,6 +710,8 @@ void run_all() {
     test_buffers();
     test_groups();
     test_heads();
+    test_new_heads();
+    test_rescale();
     test_op_members();
     test_order();
     test_in_place();

@@ -46,6 +46,9 @@ The files, in the data's way; each imports only from files above it:
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
+        lccl.py          a cheap conv says which positions are not computed
+        blockdrop.py     a policy on the image says which residual branches run
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -159,9 +162,13 @@ from cofire.errors import (
 from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
-from cofire.gates import FTWT
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.blockdrop import BlockDrop
+from cofire.gates.fbs import FBS
+from cofire.gates.fixed import Fixed
+from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate, mask_loss
+from cofire.gates.lccl import LCCL
 from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
 from cofire.graph.cost import Cost, cost, expected_macs
@@ -178,13 +185,16 @@ from cofire.training.recipe import Recipe
 __version__ = _version()
 
 __all__ = [
+    "FBS",
     "FTWT",
     "L1",
+    "LCCL",
     "AbstractCallback",
     "AbstractGate",
     "AbstractMask",
     "AbstractMethod",
     "Backbone",
+    "BlockDrop",
     "BlockMask",
     "CofireError",
     "CompileError",
@@ -197,6 +207,7 @@ __all__ = [
     "FileError",
     "FilterMask",
     "FitResult",
+    "Fixed",
     "GateConfig",
     "GatedModel",
     "Graph",

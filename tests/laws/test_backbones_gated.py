@@ -136,15 +136,15 @@ def test_filters_that_are_off_are_exactly_zero_and_the_others_untouched(
 ) -> None:
     _, gated, x = case
     seen: dict[str, tuple[Tensor, Tensor]] = {}
-    for group, gate in gated.gates.items():
+    masked = gated.switchboard.masked
 
-        def recording(y: Tensor, decision: Any, group: str = group, masked: Any = gate.masked) -> Tensor:
-            before = y.clone()
-            result = masked(y, decision)
-            seen[group] = (before, result.clone())
-            return result
+    def recording(group: str, y: Tensor, decision: Any) -> Tensor:
+        before = y.clone()
+        result = masked(group, y, decision)
+        seen[group] = (before, result.clone())
+        return result
 
-        monkeypatch.setattr(gate, "masked", recording)
+    monkeypatch.setattr(gated.switchboard, "masked", recording)
     masks = random_masks(gated, 0.5, seed=2)
     with torch.no_grad(), gated.force(masks):
         gated(x)

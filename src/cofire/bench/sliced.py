@@ -62,7 +62,9 @@ class Sliced:
     def _active(self, group: str, x_BIHW: Tensor, rows: Rows) -> Tensor:
         """Active filters of a group, int64; the head is asked in any case."""
         channels = self._gated.gates.sites[group].units[0].in_channels
-        on_BO = self._heads[group].chosen(x_BIHW, self._gated.threshold, lambda x_BI: _widened(x_BI, rows, channels))
+        on_BO = self._heads[group].chosen(
+            x_BIHW, self._gated.threshold or 0.0, lambda x_BI: _widened(x_BI, rows, channels)
+        )
         return self._forced.get(group, on_BO[0]).nonzero()[:, 0]
 
 

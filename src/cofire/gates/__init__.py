@@ -1,9 +1,8 @@
-"""Who decides which filters run: one file per method. Importing this registers them all."""
+"""Who decides what runs: one file per method, registered when ``cofire`` imports it."""
 
-from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
 
 DEFAULT = FTWT
 """The method of a recipe that names none."""
 
-__all__ = ["DEFAULT", "FTWT", "Fixed"]
+__all__ = ["DEFAULT"]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from cofire.errors import ConfigError, unknown
 from cofire.graph.graph import Graph
 from cofire.graph.masks import AbstractMask, FilterMask
-from cofire.graph.placement import place
-from cofire.graph.units import Placement, Site, Unit, head_macs
+from cofire.graph.placement import Filter, place
+from cofire.graph.units import Placement, Site, head_macs
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class AbstractMethod(nn.Module):
     parameters live under the site's name with ``.`` written as ``_``.
     """
 
-    threshold: float | None = None
+    config: Any
+    threshold: Any = None
     """Logit above which something runs, a dial at deploy time; None for a method without such a dial."""
     opens: ClassVar[bool] = True
     """Whether there is a state in which it leaves the network as it was: `force("open")`."""
@@ -125,7 +126,7 @@ class AbstractMethod(nn.Module):
     # Where it acts, and what it needs there
 
     @classmethod
-    def place(cls, graph: Graph, config: Any, filter_fn: Callable[[Unit], bool] | None) -> Graph:
+    def place(cls, graph: Graph, config: Any, filter_fn: Filter | None) -> Graph:
         """``graph`` with the units and sites at which the method acts; here groups of filters at their units' ends."""
         return place(graph, config, filter_fn)
 

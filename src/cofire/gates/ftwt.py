@@ -105,7 +105,8 @@ class _Peak(NamedTuple):
 class FTWTMethod(AbstractMethod):
     """Heads that learn which filters will fire, and the rule that makes their targets."""
 
-    threshold: float | None = 0.0
+    config: FTWT
+    threshold = 0.0
 
     def __init__(self, config: FTWT, graph: Graph) -> None:
         super().__init__(config, graph)

@@ -99,15 +99,20 @@ class GatedModel(nn.Module):
         return {name: decision.mask.bits for name, decision in self.decisions.items()}
 
     @property
-    def threshold(self) -> float:
-        """What has a logit above this runs; 0 as trained, higher is cheaper. A dial at deploy time."""
-        return 0.0 if self.gates.threshold is None else self.gates.threshold
+    def threshold(self) -> float | None:
+        """What has a logit above this runs; 0 as trained, higher is cheaper. A dial at deploy time.
+
+        None for a method that does not decide by one.
+        """
+        threshold: float | None = self.gates.threshold
+        return threshold
 
     @threshold.setter
-    def threshold(self, value: float) -> None:
-        if self.gates.threshold is None:
-            raise ConfigError(f"{type(self.config).__name__} has no threshold to set: it does not decide by one")
-        self.gates.threshold = float(value)
+    def threshold(self, value: float | None) -> None:
+        if (value is None) != (self.gates.threshold is None):
+            who = type(self.config).__name__
+            raise ConfigError(f"threshold: {who} does not decide by one" if value is not None else f"{who} needs one")
+        self.gates.threshold = None if value is None else float(value)
 
     def cost(
         self,

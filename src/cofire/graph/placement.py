@@ -24,13 +24,21 @@ At = Literal["end", "norm"]
 Filter = Callable[[Unit], bool]
 
 
-def place(graph: Graph, placement: Placement, filter_fn: Filter | None = None, *, at: At = "end") -> Graph:
+def place(
+    graph: Graph,
+    placement: Placement,
+    filter_fn: Filter | None = None,
+    *,
+    at: At = "end",
+    head: Callable[[list[Unit]], int] = head_macs,
+) -> Graph:
     """``graph`` with its units under ``placement`` and a site for each group of filters that share a mask.
 
     Args:
         filter_fn: called with each unit that could be gated; False leaves it open. A group is gated only if
             all of its units are.
         at: a unit's output is masked at its ``end``, or behind its ``norm``, before the activation.
+        head: MACs of what decides for a group: a group that cannot save as many is left open.
 
     Raises:
         NoUnitError: no unit is left to gate.
@@ -38,7 +46,7 @@ def place(graph: Graph, placement: Placement, filter_fn: Filter | None = None, *
     units = [_unit(graph, op, placement) for op in graph.ops if op.kind == "conv"]
     units = _one_per_output(units)
     units = _share_masks(graph, units, placement)
-    units = _drop_costly_heads(units, placement)
+    units = _drop_costly_heads(units, placement, head)
     units = _chosen(units, filter_fn)
     if at == "norm":
         units = [dataclasses.replace(unit, out=_behind_norm(graph, unit).name) for unit in units]
@@ -60,10 +68,11 @@ def place(graph: Graph, placement: Placement, filter_fn: Filter | None = None, *
     return dataclasses.replace(graph, units=Units(units), sites=tuple(sites))
 
 
-def place_pixels(graph: Graph, placement: Placement, filter_fn: Filter | None = None) -> Graph:
+def place_pixels(
+    graph: Graph, placement: Placement, filter_fn: Filter | None, head: Callable[[list[Unit]], int]
+) -> Graph:
     """``graph`` with a site for each unit, where positions of its output can be left out; arguments as in `place`."""
-    alone = dataclasses.replace(placement, depthwise="separate", always=True)
-    placed = place(graph, alone, filter_fn)
+    placed = place(graph, dataclasses.replace(placement, depthwise="separate"), filter_fn, head=head)
     return dataclasses.replace(placed, sites=tuple(dataclasses.replace(s, kind="pixels") for s in placed.sites))
 
 
@@ -77,7 +86,8 @@ def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
         NoUnitError: the model has no residual branch.
     """
     units = {op.name: _unit(graph, op, Placement(linear=True)) for op in graph.ops if op.kind == "conv"}
-    units = {name: _open(unit, "not in a residual branch") for name, unit in units.items()}
+    for op, unit in units.items():
+        units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
     branches = [branch for op in graph.ops if op.kind == "add" and (branch := _branch(graph, op)) is not None]
     owners: dict[str, str] = {}
     for branch in branches:
@@ -344,11 +354,11 @@ def _feeder(graph: Graph, unit: Unit, units: list[Unit], by_out: dict[str, int])
         reader = op
 
 
-def _drop_costly_heads(units: list[Unit], placement: Placement) -> list[Unit]:
+def _drop_costly_heads(units: list[Unit], placement: Placement, head: Callable[[list[Unit]], int]) -> list[Unit]:
     groups = Units(units).groups
     return [
         _open(unit, "its head would cost as many MACs as it can save (always=True gates it)")
-        if unit.gated and not placement.always and head_macs(groups[unit.group]) >= group_macs(groups[unit.group])
+        if unit.gated and not placement.always and head(groups[unit.group]) >= group_macs(groups[unit.group])
         else unit
         for unit in units
     ]

@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
 from torch import Tensor
 
-from cofire.runtime.program import LIFTING, Activation, Add, Affine, Conv, Gate, Move, Mul, Op, Program, Shape
+from cofire.runtime.program import (
+    LIFTING,
+    Act,
+    Activation,
+    Add,
+    Affine,
+    Conv,
+    Gate,
+    Move,
+    Mul,
+    Op,
+    Program,
+    Rescale,
+    Shape,
+)
+
+_HOMOGENEOUS: frozenset[Act] = frozenset({"none", "relu", "leaky"})  # act(factor * x) = factor * act(x), factor >= 0
 
 
 def folded(program: Program) -> Program:
@@ -28,7 +44,22 @@ def folded(program: Program) -> Program:
 
 def _readers(ops: Iterable[Op], output: int) -> Counter[int]:
     """Buffer -> how often it is read."""
-    return Counter(chain((output,), *(op.src for op in ops)))
+    return Counter(chain((output,), *map(_read_by, ops)))
+
+
+def _read_by(op: Op) -> tuple[int, ...]:
+    """The buffers that an op reads, and the one that its head names."""
+    pooled = None if op.gate is None or op.gate.head is None else op.gate.head.src
+    return op.src if pooled is None else (*op.src, pooled)
+
+
+def _reading(op: Op, holder: Mapping[int, int]) -> Op:
+    """The op with other numbers for the buffers that it reads."""
+    gate = op.gate
+    if gate is not None and gate.head is not None and gate.head.src is not None:
+        head = dataclasses.replace(gate.head, src=holder.get(gate.head.src, gate.head.src))
+        gate = dataclasses.replace(gate, head=head)
+    return dataclasses.replace(op, src=tuple(holder.get(buffer, buffer) for buffer in op.src), gate=gate)
 
 
 # Padding
@@ -82,7 +113,9 @@ def _into_producers(ops: Iterable[Op], buffers: tuple[Shape, ...], output: int) 
 
 def _joined(first: Op, second: Op, buffers: tuple[Shape, ...]) -> Op | None:
     """One op that does what ``first`` and then ``second``, its only reader, do; None if there is none."""
-    if not isinstance(first, Conv | Affine | Add | Mul) or first.act != "none":
+    if isinstance(first, Conv) and isinstance(second, Rescale):
+        return _with_factor(first, second)
+    if not isinstance(first, Conv | Affine | Add | Mul | Rescale) or first.act != "none":
         return None
     if isinstance(second, Add):
         return _with_residual(first, second, buffers) if isinstance(first, Conv) else None
@@ -100,13 +133,29 @@ def _joined(first: Op, second: Op, buffers: tuple[Shape, ...]) -> Op | None:
     if isinstance(second, Activation):
         return acted
     if isinstance(acted, Conv) and not residual:
-        weight, bias = _times(acted.weight, second.scale), acted.bias * second.scale + second.shift
-        return dataclasses.replace(acted, weight=weight, bias=bias)
+        weight, bias = _times(acted.weight, second.scale), acted.bias * second.scale
+        if acted.shift is not None:
+            return dataclasses.replace(acted, weight=weight, bias=bias, shift=acted.shift * second.scale + second.shift)
+        return dataclasses.replace(acted, weight=weight, bias=bias + second.shift)
     if isinstance(acted, Affine):
         return dataclasses.replace(
             acted, scale=acted.scale * second.scale, shift=acted.shift * second.scale + second.shift
         )
     return None
+
+
+def _with_factor(conv: Conv, rescale: Rescale) -> Op | None:
+    """The conv that rescales its sums itself, before its activation or, where that is the same, after it."""
+    assert rescale.gate is not None
+    if conv.residual or conv.shift is not None or not _gates_join(conv.gate, rescale.gate, lifts=True):
+        return None
+    act, slope = rescale.act, rescale.slope
+    if conv.act != "none":
+        if conv.act not in _HOMOGENEOUS or act != "none" or rescale.shift.any():
+            return None
+        act, slope = conv.act, conv.slope
+    gate = conv.gate or rescale.gate
+    return dataclasses.replace(conv, dst=rescale.dst, gate=gate, shift=rescale.shift, act=act, slope=slope)
 
 
 def _with_residual(conv: Conv, add: Add, buffers: tuple[Shape, ...]) -> Op | None:
@@ -125,6 +174,8 @@ def _gates_join(first: Gate | None, second: Gate | None, lifts: bool) -> bool:
     """Whether one mask at the end does what the two ops' masks do; ``lifts``: the second makes something of zero."""
     if second is None:
         return first is None or not lifts
+    if second.head is not None:  # it pools what only the second op reads
+        return False
     return first is None or first.group == second.group
 
 
@@ -176,21 +227,21 @@ def _without_unread(ops: list[Op], output: int) -> list[Op]:
         if readers[op.dst] or isinstance(op, Conv):
             kept.append(op)
         else:
-            readers.subtract(op.src)
+            readers.subtract(_read_by(op))
     return kept[::-1]
 
 
 def _in_place(program: Program) -> Program:
     """A conv writes into its residual's buffer where it is the last to read it."""
-    last = {buffer: place for place, op in enumerate(program.ops) for buffer in op.src}
+    last = {buffer: place for place, op in enumerate(program.ops) for buffer in _read_by(op)}
     last |= dict.fromkeys((program.input, program.output), len(program.ops))  # the caller's
     holder: dict[int, int] = {}
     ops = []
     for place, op in enumerate(program.ops):
-        src = tuple(holder.get(buffer, buffer) for buffer in op.src)
-        if isinstance(op, Conv) and op.residual and last[op.src[1]] == place and op.src[0] != op.src[1]:
-            holder[op.dst] = src[1]
-        ops.append(dataclasses.replace(op, src=src, dst=holder.get(op.dst, op.dst)))
+        old, op = op, _reading(op, holder)
+        if isinstance(op, Conv) and op.residual and last[old.src[1]] == place and old.src[0] != old.src[1]:
+            holder[op.dst] = op.src[1]
+        ops.append(dataclasses.replace(op, dst=holder.get(op.dst, op.dst)))
     return dataclasses.replace(program, ops=tuple(ops), output=holder.get(program.output, program.output))
 
 
@@ -203,9 +254,9 @@ def _renumbered(program: Program) -> Program:
 
     def renumbered(op: Op) -> Op:
         weights: dict[str, Any] = {name: value.float() for name, value in vars(op).items() if isinstance(value, Tensor)}
+        op = _reading(op, buffer_number)
         gate = None if op.gate is None else dataclasses.replace(op.gate, group=group_number[op.gate.group])
-        src = tuple(buffer_number[buffer] for buffer in op.src)
-        return dataclasses.replace(op, src=src, dst=buffer_number[op.dst], gate=gate, **weights)
+        return dataclasses.replace(op, dst=buffer_number[op.dst], gate=gate, **weights)
 
     return dataclasses.replace(
         program,

@@ -24,7 +24,7 @@ def lower_gates(gated: GatedModel, graph: Graph) -> tuple[tuple[Group, ...], dic
     method = gated.gates
     if not isinstance(method, Compiling):
         raise CompileError(f"the engine has nothing like {gated.config.label}; run the gated model in PyTorch")
-    if not math.isfinite(gated.threshold):
+    if gated.threshold is not None and not math.isfinite(gated.threshold):
         raise CompileError(f"the threshold must be finite, got {gated.threshold}; set gated.threshold")
     groups: list[Group] = []
     gates: dict[str, Gate] = {}

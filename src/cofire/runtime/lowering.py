@@ -54,7 +54,7 @@ def lower(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> 
     walk = _Lowering(graph, gates)
     with torch.no_grad(), evaluating(graph.root):
         walk.run(_two_images(graph))
-    return folded(walk.program(groups, model.threshold if isinstance(model, GatedModel) else 0.0))
+    return folded(walk.program(groups, (model.threshold or 0.0) if isinstance(model, GatedModel) else 0.0))
 
 
 def _two_images(graph: Graph) -> Tensor:

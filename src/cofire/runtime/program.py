@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -21,7 +21,8 @@ from cofire.errors import ConfigError, FileError
 from cofire.files.atomic import write_atomically
 from cofire.files.strict import structure
 
-VERSION = 1
+VERSION = 2
+_OLDEST = 1
 _KEY = "cofire.program"
 
 Act = Literal["none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"]
@@ -35,12 +36,25 @@ Padding: TypeAlias = tuple[int, int, int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Head:
-    """Decides a group's mask from the first source of the op it stands before; weight (filters, C), bias (filters)."""
+    """Decides a group's mask, for each image, right before the op it stands on.
 
-    pool: Literal["max", "avg"]
+    logits = weight . softmax(pooled) + bias, where ``pooled`` is what ``pool`` makes of a buffer over space.
+    """
+
+    pool: Literal["max", "avg", "abs", "both"]
+    """Maximum, mean, or mean of magnitudes, (C); ``both`` is all maxima, then all means, (2C)."""
     softmax: bool
+    """Over all that was pooled."""
     weight: Tensor
+    """(filters, C), with ``both`` (filters, 2C); or one such row, whose logit is that of every filter."""
     bias: Tensor | None
+    """As many as ``weight`` has rows."""
+    top: int | None = None
+    """This many filters are on, those with the largest logits; default: those with a logit above the threshold."""
+    scale: bool = False
+    """The group's filters have factors, max(logit, 0), for the ops that use them."""
+    src: int | None = None
+    """The buffer that is pooled; default: the op's first source."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +85,10 @@ class Op:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conv(Op):
-    """act(conv(src0) + bias [+ src1]); padding is (top, left, bottom, right)."""
+    """act(conv(src0) + bias [+ src1]); padding is (top, left, bottom, right).
+
+    With a ``shift``: act(factor * (conv(src0) + bias) + shift [+ src1]), by the factors of its gate's group.
+    """
 
     kernel: Pair
     stride: Pair
@@ -83,6 +100,7 @@ class Conv(Op):
     slope: float
     weight: Tensor
     bias: Tensor
+    shift: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,6 +170,15 @@ class Flatten(Op):
     """(C, H, W) -> (C*H*W, 1, 1)."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rescale(Op):
+    """act(src0 * factor + shift), per channel, by the factors of its gate's group."""
+
+    act: Act
+    slope: float
+    shift: Tensor
+
+
 KINDS: dict[str, type[Op]] = {
     "conv": Conv,
     "affine": Affine,
@@ -162,6 +189,7 @@ KINDS: dict[str, type[Op]] = {
     "move": Move,
     "pool": Pool,
     "flatten": Flatten,
+    "rescale": Rescale,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 _COMMON = {field.name for field in fields(Op)}
@@ -256,13 +284,15 @@ def read(path: str | Path) -> Program:
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error}") from error
     table, data = _header(path, content)
+    version = table.pop("version")
     if hashlib.sha256(data).hexdigest() != table.pop("sha256", None):
         raise FileError(f"{path} is damaged: its checksum is wrong; compile the model again")
     try:
         tensors = _tensors(content)
-        ops = tuple(_op(op, tensors) for op in table.pop("ops"))
+        ops = tuple(_op(op, tensors, version) for op in table.pop("ops"))
         program = structure(Program, {**table, "ops": ops}, "program")
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _check_gates(program)
+    except (safetensors.SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FileError(f"{path} is damaged: {error}") from error
     if tensors:
         raise FileError(f"{path} is damaged: no op uses its tensors {', '.join(sorted(tensors)[:3])}")
@@ -277,14 +307,14 @@ def _header(path: Path, content: bytes) -> tuple[dict[str, Any], bytes]:
     try:
         header = json.loads(content[8:start])
         table = json.loads(header.pop("__metadata__")[_KEY])
-        version = table.pop("version")
+        version = table["version"]
         size = max((int(entry["data_offsets"][1]) for entry in header.values()), default=0)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileError(f"{path} is not a program file: its header has no readable {_KEY!r} entry") from error
-    if version != VERSION:
+    if version not in range(_OLDEST, VERSION + 1):
         raise FileError(
-            f"{path} must have version {VERSION}, got {version!r}; a newer cofire wrote it: update this one, "
-            "or compile the model again"
+            f"{path} must have a version from {_OLDEST} to {VERSION}, got {version!r}; a newer cofire wrote it: update "
+            "this one, or compile the model again"
         )
     if len(content) != start + size:
         raise FileError(f"{path} is truncated or damaged: it must have {start + size} bytes, got {len(content)}")
@@ -313,7 +343,7 @@ def _op_table(op: Op, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]
         "name": op.name,
         "src": op.src,
         "dst": op.dst,
-        "attrs": {name: value for name, value in own.items() if not isinstance(value, Tensor)},
+        "attrs": {name: value for name, value in own.items() if not isinstance(value, Tensor) and value is not None},
         "weights": [stored(name, value) for name, value in own.items() if isinstance(value, Tensor)],
         "gate": None
         if op.gate is None
@@ -328,22 +358,56 @@ def _head_table(head: Head, stored: Any) -> dict[str, Any]:
     }
 
 
-def _op(table: Mapping[str, Any], tensors: dict[str, Tensor]) -> Op:
+def _op(table: Mapping[str, Any], tensors: dict[str, Tensor], version: int) -> Op:
     """The op of a table; takes its weights out of ``tensors``."""
     keys = {"kind", "name", "src", "dst", "attrs", "weights", "gate"}
-    if set(table) != keys or table["kind"] not in KINDS:
+    if set(table) != keys or table["kind"] not in KINDS or (version < 2 and table["kind"] == "rescale"):
         raise ConfigError(f"an op must have a known kind and the keys {sorted(keys)}, got {dict(table)!r:.200}")
     cls = KINDS[table["kind"]]
     common = {name: table[name] for name in ("name", "src", "dst")}
     attrs = dict(table["attrs"])
     names = [field.name for field in fields(cls) if field.name not in _COMMON | set(attrs)]
-    if len(names) != len(table["weights"]):
+    fewest = len(names) - (cls is Conv)  # its shift may be left out
+    if not fewest <= len(table["weights"]) <= (len(names) if version > 1 else fewest):
         raise ConfigError(f"op {table['name']!r}: attrs and weights do not make up {names}")
-    weights = {name: tensors.pop(key) for name, key in zip(names, table["weights"], strict=True)}
+    weights = {name: tensors.pop(key) for name, key in zip(names, table["weights"], strict=False)}
     gate = table["gate"]
     if gate is not None and gate["head"] is not None:
-        head = dict(gate["head"])
-        for name in ("weight", "bias"):
-            head[name] = None if head[name] is None else tensors.pop(head[name])
-        gate = {**gate, "head": head}
+        gate = {**gate, "head": _head(gate["head"], tensors, version, f"op {table['name']!r}")}
     return structure(cls, {**common, **attrs, **weights, "gate": gate}, f"op {table['name']!r}")
+
+
+def _head(table: Mapping[str, Any], tensors: dict[str, Tensor], version: int, where: str) -> dict[str, Any]:
+    """The head's fields; those that version 1 does not have are left at their defaults."""
+    names = [field.name for field in fields(Head) if version > 1 or field.default is MISSING]
+    if sorted(table) != sorted(names) or (version == 1 and table["pool"] not in ("max", "avg")):
+        raise ConfigError(f"{where}: a head of version {version} must have the keys {names}, got {dict(table)!r:.200}")
+    weights = {name: None if table[name] is None else tensors.pop(table[name]) for name in ("weight", "bias")}
+    return {**table, **weights}
+
+
+def _check_gates(program: Program) -> None:
+    """What the engine's loader says about them too."""
+    scaled = set()
+    for op in program.ops:
+        if op.gate is not None and op.gate.head is not None:
+            wrong = _wrong_with(op.gate.head, program.groups[op.gate.group].filters, op.src[0], program.buffers)
+            if wrong:
+                raise ConfigError(f"op {op.name!r}: {wrong}")
+            scaled |= {op.gate.group} if op.gate.head.scale else set()
+        rescaled = isinstance(op, Conv | Rescale) and op.shift is not None
+        if rescaled and (op.gate is None or op.gate.group not in scaled):
+            raise ConfigError(f"op {op.name!r}: its gate must be of a group whose head has scale, for it is rescaled")
+
+
+def _wrong_with(head: Head, filters: int, first: int, buffers: tuple[Shape, ...]) -> str:
+    source, rows = first if head.src is None else head.src, len(head.weight)
+    if source not in range(len(buffers)):
+        return f"src of its head must be from 0 to {len(buffers) - 1}, got {source}"
+    inputs = buffers[source][0] * (2 if head.pool == "both" else 1)
+    shapes = tuple(head.weight.shape), (rows,) if head.bias is None else tuple(head.bias.shape)
+    if rows not in (1, filters) or shapes != ((rows, inputs), (rows,)):
+        return f"weight and bias of its head must have 1 row or {filters}, of {inputs} and of one, got {shapes}"
+    if head.top is not None and (head.top not in range(1, filters + 1) or rows != filters):
+        return f"top of its head must be from 1 to {filters}, and null if there is one row for all, got {head.top}"
+    return ""

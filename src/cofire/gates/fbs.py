@@ -1,0 +1,133 @@
+"""FBS, "Dynamic Channel Pruning: Feature Boosting and Suppression" (Gao et al. 2019): the strongest filters, rescaled.
+
+A head predicts each filter's saliency from the mean absolute input; a fixed share of filters, those with the largest
+saliency in this image, runs, and the saliency takes the place of the norm's factor: act(g * norm(conv x) + beta).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from cofire.errors import ConfigError
+from cofire.files.strict import check
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
+from cofire.graph.graph import Graph
+from cofire.graph.placement import Filter, place
+from cofire.graph.tracing import norm_activates
+from cofire.graph.units import Site
+
+_SPREAD = 0.05  # of the heads' weights at the beginning, as in the authors' code
+
+
+@dataclass(frozen=True, kw_only=True)
+class FBS(GateConfig):
+    """The method's options.
+
+    Args:
+        density: share of each group's filters that runs, in (0, 1]; the same for every image, so the cost is too.
+        lowering: epochs over which the share falls from 1 to ``density``; in evaluation it is ``density`` at once.
+        sparsity: weight of the saliencies' sum in the loss.
+    """
+
+    density: float = 0.5
+    lowering: int = 0
+    sparsity: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not 0.0 < self.density <= 1.0:
+            raise ConfigError(f"FBS.density must be in (0, 1], got {self.density}")
+        if self.lowering < 0 or self.sparsity < 0:
+            raise ConfigError(f"FBS.lowering and FBS.sparsity must be >= 0, got {self.lowering} and {self.sparsity}")
+
+    @property
+    def label(self) -> str:
+        return f"FBS d = {self.density:g}"
+
+
+class FBSGate(nn.Module):
+    """Saliencies of one group: a linear map whose bias starts at the norm's factor, and the norm's own shift."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.linear = nn.Linear(site.units[0].in_channels, site.filters)
+        nn.init.normal_(self.linear.weight, std=_SPREAD)
+        nn.init.ones_(self.linear.bias)
+        self.beta = nn.Parameter(torch.zeros(site.filters))
+
+
+@final
+@register_method(FBS)
+class FBSMethod(AbstractMethod):
+    """A fixed number of filters per group, chosen and scaled by image."""
+
+    config: FBS
+    opens: ClassVar[bool] = False
+
+    def __init__(self, config: FBS, graph: Graph) -> None:
+        super().__init__(config, graph)
+        self.hold({name: FBSGate(site) for name, site in self.sites.items()})
+        self.density = 1.0 if config.lowering else config.density  # of training, which may still be on its way down
+
+    @classmethod
+    def place(cls, graph: Graph, config: FBS, filter_fn: Filter | None) -> Graph:
+        return place(graph, config, filter_fn, at="norm")
+
+    @torch.no_grad()
+    def prepare(self, graph: Graph) -> None:
+        """The norms give their factor and shift away; a conv without a norm its bias."""
+        for name, site in self.sites.items():
+            gate, op = self[name], graph[site.out]
+            norm = graph.modules[_module(graph, site.out)]
+            if op.kind == "norm" and (not isinstance(norm, nn.BatchNorm2d) or norm_activates(norm)):
+                raise ConfigError(f"FBS needs a plain BatchNorm2d behind unit {name!r}, got {type(norm).__name__}")
+            if op.kind == "norm":
+                _move(norm.weight, gate.linear.bias, leave=1.0)
+            _move(norm.bias, gate.beta, leave=0.0)
+
+    def kept(self, site: Site) -> int:
+        """How many filters run now, at least one."""
+        return _kept(site, self.density if self.training else self.config.density)
+
+    def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
+        gate = self[site.name]
+        logits_BO = gate.linear(x_BIHW.abs().flatten(2).mean(2))
+        order_BO = logits_BO.detach().sort(dim=1, descending=True, stable=True).indices
+        mask_BO = torch.zeros_like(logits_BO).scatter(1, order_BO[:, : self.kept(site)], 1.0)
+        return Decision(logits_BO, mask_BO, torch.relu(logits_BO), gate.beta)
+
+    def loss(self, step: Step) -> Tensor:
+        saliencies = [decision.scale_BO for decision in step.decisions.values() if decision.scale_BO is not None]
+        return self.config.sparsity * torch.stack([g_BO.sum(1).mean() for g_BO in saliencies]).sum()
+
+    def on_epoch(self, epoch: int, epochs: int) -> None:
+        done = min(1.0, (epoch + 1) / self.config.lowering) if self.config.lowering else 1.0
+        self.density = 1.0 - (1.0 - self.config.density) * done
+
+    def lower(self, site: Site) -> LinearHead:
+        gate = self[site.name]
+        weight, bias = gate.linear.weight, gate.linear.bias
+        top = _kept(site, self.config.density)
+        return LinearHead(weight=weight, bias=bias, pool="abs", top=top, scale=True, shift=gate.beta)
+
+
+def _kept(site: Site, density: float) -> int:
+    """ceil(density O): products such as 0.7 * 10 must not become 8 by rounding."""
+    return math.ceil(round(density * site.filters, 6))
+
+
+def _move(given: Tensor | nn.Module | None, taker: Tensor, leave: float) -> None:
+    """Give a layer's parameter, if it has it, to the gate; what stays behind is a constant."""
+    if isinstance(given, Tensor):
+        taker.copy_(given)
+        given.fill_(leave).requires_grad_(False)
+
+
+def _module(graph: Graph, op: str) -> str:
+    """The module that an op calls."""
+    return next(str(node.target) for node in graph.calls.nodes if node.name == op)

@@ -1,0 +1,97 @@
+"""FBS: exactly ceil(d C) filters, and an output that is the definition with the norm's factor replaced."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nets import SHAPE, Net, bn, conv, fc, images
+from small import tiny_images, tiny_plain
+from torch import nn
+
+from cofire import FBS, ConfigError, Recipe, evaluate, fit, gate
+
+
+def net() -> Net:
+    return Net(lambda m, x: m.logits(F.relu(m.bn(m.one(x)))), one=conv(3, 10), bn=bn(10), fc=fc(10)).eval()
+
+
+@pytest.mark.parametrize(("density", "kept"), [(0.05, 1), (0.3, 3), (0.31, 4), (0.7, 7), (1.0, 10)])
+def test_exactly_the_share_of_filters_runs_for_every_image(density: float, kept: int) -> None:
+    gated = gate(net(), FBS(density=density, always=True), input_shape=SHAPE)
+    gated(images(7))
+    assert gated.masks["one"].sum(1).tolist() == [kept] * 7
+
+
+def test_the_output_is_the_definition_with_gamma_replaced() -> None:
+    plain = net()
+    gated = gate(plain, FBS(density=0.5, always=True), input_shape=SHAPE)
+    head, x = gated.gates["one"].linear, images()
+    nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        found = gated(x)
+        g_BO = torch.relu(x.abs().mean((2, 3)) @ head.weight.T + head.bias)
+        kept_BO = torch.zeros_like(g_BO)
+        for row, saliency in zip(kept_BO, (x.abs().mean((2, 3)) @ head.weight.T + head.bias).tolist(), strict=True):
+            for place in sorted(range(10), key=lambda o: -saliency[o])[:5]:
+                row[place] = 1.0
+        conv_out = plain.one(x)
+        mean, var = plain.bn.running_mean[:, None, None], plain.bn.running_var[:, None, None]
+        normal = (conv_out - mean) / (var + plain.bn.eps).sqrt()
+        shifted = g_BO[:, :, None, None] * normal + plain.bn.bias[:, None, None]
+        by_hand = plain.logits(F.relu(shifted * kept_BO[:, :, None, None]))
+    torch.testing.assert_close(found, by_hand, rtol=1e-5, atol=1e-6)
+
+
+def test_the_heads_start_at_the_norms_factor_and_take_its_shift() -> None:
+    plain = net()
+    gated = gate(plain, FBS(always=True), input_shape=SHAPE)
+    assert torch.equal(gated.gates["one"].linear.bias, plain.bn.weight)
+    assert torch.equal(gated.gates["one"].beta, plain.bn.bias)
+    assert gated.get_parameter("bn.weight").tolist() == [1.0] * 10
+    assert not gated.get_parameter("bn.bias").any()
+    assert not gated.get_parameter("bn.weight").requires_grad
+    assert plain.bn.weight.requires_grad  # the model that was given is left alone
+
+
+def test_the_share_falls_epoch_by_epoch_in_training_only() -> None:
+    gated = gate(tiny_plain(), FBS(density=0.25, lowering=3))
+    site = gated.gates.sites["layer1.0.conv1"]
+    found = []
+    for epoch in range(4):
+        gated.train().gates.on_epoch(epoch, 5)
+        found.append(gated.gates.kept(site))
+    assert found == [math.ceil(0.75 * 16), 8, 4, 4]
+    gated.gates.on_epoch(0, 5)
+    assert gated.eval().gates.kept(site) == 4
+
+
+def test_trained_it_meets_its_cost_for_every_image(tmp_path: Path) -> None:
+    gated = gate(tiny_plain(), FBS(density=0.5, lowering=1))
+    fit(gated, tiny_images(64).loader(16, train=True), Recipe(epochs=2, lr=0.05), out=tmp_path)
+    report = evaluate(gated, tiny_images(40).loader(20), text="")
+    assert set(report.keep_rate.values()) == {0.5}
+
+
+def test_saliencies_are_pulled_down_by_the_loss() -> None:
+    gated = gate(net(), FBS(sparsity=0.5, always=True), input_shape=SHAPE).train()
+    gated(images())
+    step = gated.step()
+    by_hand = 0.5 * torch.relu(gated.decisions["one"].logits_BO).sum(1).mean()  # type: ignore[arg-type]
+    torch.testing.assert_close(gated.gates.loss(step), by_hand)
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"FBS.density must be in \(0, 1\], got 0"):
+        FBS(density=0.0)
+    with pytest.raises(ConfigError, match=r"must be >= 0, got -1"):
+        FBS(lowering=-1)
+
+
+def test_a_norm_it_cannot_take_over_is_refused_by_name() -> None:
+    model = Net(lambda m, x: m.logits(F.relu(m.norm(m.one(x)))), one=conv(3, 8), norm=nn.GroupNorm(2, 8), fc=fc(8))
+    with pytest.raises(ConfigError, match="FBS needs a plain BatchNorm2d behind unit 'one', got GroupNorm"):
+        gate(model, FBS(always=True), input_shape=SHAPE)

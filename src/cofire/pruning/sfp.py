@@ -33,7 +33,8 @@ def l2_scores(model: nn.Module, channels: Channels, loader: AnyLoader | None, co
     """Group -> (O,) float64."""
 
     def norms(layer: str) -> Tensor:
-        return model.get_submodule(layer).get_parameter("weight").detach().double().flatten(1).norm(dim=1)
+        weight = model.get_submodule(layer).get_parameter("weight").detach().double()
+        return weight.square().flatten(1).sum(1).sqrt()
 
     return {name: group.total(norms) for name, group in channels.groups.items()}
 

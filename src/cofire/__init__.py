@@ -88,6 +88,9 @@ The files, in the data's way; each imports only from files above it:
         random.py        any leave, the same share everywhere
         taylor.py        what the loss feels least leaves
         fpgm.py          what other filters can stand in for leaves
+        sampling.py      what layers read at random places
+        thinet.py        what the next layer's sums miss least leaves
+        cp.py            what LASSO does not need leaves
         apply.py         prune(model, config)
         sfp.py           small weights are zeroed while the model learns
     signatures.py        filters per group: uniform, Taylor, from a file

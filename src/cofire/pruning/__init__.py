@@ -15,16 +15,19 @@ from cofire.pruning.base import (
     register_recovery,
 )
 from cofire.pruning.channels import Channels, Group
+from cofire.pruning.cp import CP
 from cofire.pruning.fpgm import FPGM
 from cofire.pruning.l1 import L1
 from cofire.pruning.random import Random
 from cofire.pruning.recovery import recalibrate
 from cofire.pruning.sfp import SFP, SoftPruning
 from cofire.pruning.taylor import Taylor
+from cofire.pruning.thinet import ThiNet
 
 Uniform = Random  # its name in 0.1
 
 __all__ = [
+    "CP",
     "FPGM",
     "L1",
     "SFP",
@@ -34,6 +37,7 @@ __all__ = [
     "Random",
     "SoftPruning",
     "Taylor",
+    "ThiNet",
     "Uniform",
     "allocations",
     "prune",

@@ -43,7 +43,7 @@ from cofire.pruning.channels import Channels
 from cofire.pruning.removal import removable
 from cofire.pruning.surgery import cut
 
-METHODS = sorted({config.__name__ for config in prune_types().values()})
+METHODS = ("L1", "Random", "Taylor")  # tests/laws has what holds for all
 
 
 def concat_net() -> Net:

@@ -91,6 +91,10 @@ The files, in the data's way; each imports only from files above it:
         sampling.py      what layers read at random places
         thinet.py        what the next layer's sums miss least leaves
         cp.py            what LASSO does not need leaves
+        pfp.py           what has no large share in any sum leaves
+        eagleeye.py      how much each group keeps is searched
+        scop.py          what a knock-off serves as well leaves
+        dcp.py           what tells classes apart stays
         apply.py         prune(model, config)
         sfp.py           small weights are zeroed while the model learns
     signatures.py        filters per group: uniform, Taylor, from a file

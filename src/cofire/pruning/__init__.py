@@ -16,10 +16,14 @@ from cofire.pruning.base import (
 )
 from cofire.pruning.channels import Channels, Group
 from cofire.pruning.cp import CP
+from cofire.pruning.dcp import DCP
+from cofire.pruning.eagleeye import EagleEye
 from cofire.pruning.fpgm import FPGM
 from cofire.pruning.l1 import L1
+from cofire.pruning.pfp import PFP
 from cofire.pruning.random import Random
 from cofire.pruning.recovery import recalibrate
+from cofire.pruning.scop import SCOP, register_knockoff
 from cofire.pruning.sfp import SFP, SoftPruning
 from cofire.pruning.taylor import Taylor
 from cofire.pruning.thinet import ThiNet
@@ -28,10 +32,14 @@ Uniform = Random  # its name in 0.1
 
 __all__ = [
     "CP",
+    "DCP",
     "FPGM",
     "L1",
+    "PFP",
+    "SCOP",
     "SFP",
     "Channels",
+    "EagleEye",
     "Group",
     "PruneConfig",
     "Random",
@@ -46,6 +54,7 @@ __all__ = [
     "recoveries",
     "register_allocation",
     "register_criterion",
+    "register_knockoff",
     "register_recovery",
     "within_budget",
 ]

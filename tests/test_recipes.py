@@ -405,7 +405,7 @@ def test_a_pruned_run_does_not_serve_as_dense_weights(tmp_path: Path) -> None:
     [
         ({"type": "L1", "macs": 0.5, "seed": 1}, r"unknown key in \[prune\]: 'seed'; known: allocation, macs"),
         ({"type": "L1"}, r"\[prune\] must have the key 'macs'"),
-        ({"type": "L2", "macs": 0.5}, "unknown prune type 'L2'; known: L1,"),
+        ({"type": "L2", "macs": 0.5}, r"unknown prune type 'L2'; .*known: .*L1,"),
         ({"macs": 0.5}, r"\[prune\] must be a table with the key 'type', one of"),
         ({"type": "L1", "macs": 2}, "must be in"),
         (3, r"\[prune\] must be a table"),

@@ -86,7 +86,7 @@ def fit_heads(
 def static_twin(model: nn.Module, gated: GatedModel, loader: AnyLoader, *, images: int = 10_000) -> GatedModel:
     """The same number of filters per group as ``gated``, those most often on, for every image: what it must beat.
 
-    Batch norms are fitted anew under the fixed masks, as they were for ``gated``. It executes the same MACs, without heads.
+    Batch norms are fitted anew under the fixed masks, as they were for ``gated``. It executes the same MACs, no heads.
 
     Args:
         model: the dense network both come from.
@@ -102,17 +102,14 @@ def static_twin(model: nn.Module, gated: GatedModel, loader: AnyLoader, *, image
                 rates[name] += mask_BO.double().sum(0).cpu()
                 counts[name] += int(mask_BO.sum())
     total = sum(len(batch) for batch in batches)
-    chosen = {
-        name: tuple(
-            sorted(rate_O.argsort(descending=True, stable=True)[: max(1, round(counts[name] / total))].tolist())
-        )
-        for name, rate_O in rates.items()
-    }
-    groups = set(chosen)
-    shape = gated.graph.input_shape
-    twin = gate(model, Fixed(kept=chosen, always=True), filter_fn=lambda unit: unit.group in groups, input_shape=shape)
-    rows = {name: twin.gates.row(site) for name, site in twin.gates.sites.items()}
-    refit(twin.eval().graph, copy.deepcopy(model).eval(), batches, lambda site, _: rows[site.name], "fitting the twin")
+    chosen: dict[str, tuple[int, ...]] = {}
+    for name, rate_O in rates.items():
+        most_often_first = rate_O.argsort(descending=True, stable=True).tolist()
+        chosen[name] = tuple(sorted(most_often_first[: max(1, round(counts[name] / total))]))
+    config, shape = Fixed(kept=chosen, always=True), gated.graph.input_shape
+    twin = gate(model, config, filter_fn=lambda unit: unit.group in chosen, input_shape=shape).eval()
+    rows = {name: mask_row(config, site) for name, site in twin.gates.sites.items()}
+    refit(twin.graph, copy.deepcopy(model).eval(), batches, lambda site, _: rows[site.name], "fitting the twin")
     return twin
 
 

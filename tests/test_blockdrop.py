@@ -8,7 +8,21 @@ import torch.nn.functional as F
 from nets import SHAPE, Net, conv, fc, images, option_a_net
 from small import tiny_gated, tiny_images, tiny_plain
 
-from cofire import BlockDrop, BlockMask, ConfigError, NoUnitError, Recipe, cost, evaluate, fit, gate, mask_loss, trace
+import cofire
+from cofire import (
+    BlockDrop,
+    BlockMask,
+    CompileError,
+    ConfigError,
+    NoUnitError,
+    Recipe,
+    cost,
+    evaluate,
+    fit,
+    gate,
+    mask_loss,
+    trace,
+)
 
 
 def test_the_reward_by_hand() -> None:
@@ -81,8 +95,8 @@ def test_the_loss_by_hand() -> None:
 
 def test_branches_are_freed_from_the_back() -> None:
     gated = gate(tiny_plain(), BlockDrop(curriculum=3)).train()
-    torch.nn.init.constant_(gated.gates.policy[-1].bias, -20.0)  # it would drop them all
-    torch.nn.init.zeros_(gated.gates.policy[-1].weight)
+    torch.nn.init.constant_(gated.gates.policy.linear.bias, -20.0)  # it would drop them all
+    torch.nn.init.zeros_(gated.gates.policy.linear.weight)
     found = []
     for epoch in range(4):
         gated.gates.on_epoch(epoch, 6)
@@ -121,3 +135,32 @@ def test_the_policy_learns_alone_while_the_backbone_rests() -> None:
     assert moved == {name for name in before if name.startswith("gates.policy")}
     report = evaluate(gated, tiny_images(20).loader(10), text="")
     assert list(report.keep_rate) == ["layer1.0", "layer2.0", "layer3.0"]
+
+
+def test_the_engine_runs_a_branch_that_is_off_for_nothing() -> None:
+    torch.manual_seed(1)
+    gated = gate(option_a_net().eval(), BlockDrop(), input_shape=SHAPE).eval()
+    torch.nn.init.normal_(gated.gates.policy.linear.weight, std=3.0)
+    torch.nn.init.zeros_(gated.gates.policy.linear.bias)
+    x = images(32)
+    with torch.no_grad():
+        logits = gated(x)
+    engine = cofire.compile(gated)
+    found = engine(x)
+    torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-4)
+    executed = gated.cost().executed
+    assert {name: engine.last_macs[name].tolist() for name in executed} == {n: m.tolist() for n, m in executed.items()}
+    off = ~gated.decisions["b1"].mask.bits
+    assert off.any()
+    assert not off.all()
+    assert not engine.last_macs["b1"][off.numpy()].any()
+
+
+def test_a_branch_that_the_engine_cannot_leave_out_is_refused_by_name() -> None:
+    plain = Net(lambda m, x: m.logits(F.relu(x * 2 + F.gelu(m.one(x)))), one=conv(3, 3), fc=fc(3)).eval()
+    gated = gate(plain, BlockDrop(), input_shape=SHAPE)
+    plain_end = Net(lambda m, x: m.logits(x + 2 * F.relu(m.one(x))), one=conv(3, 3), fc=fc(3)).eval()
+    ends_elsewhere = gate(plain_end, BlockDrop(), input_shape=SHAPE)
+    assert list(gated.gates) == list(ends_elsewhere.gates) == ["one"]
+    with pytest.raises(CompileError, match="branch 'one' must end with its last conv's norm"):
+        cofire.compile(ends_elsewhere)

@@ -37,6 +37,7 @@ COMMANDS = [
     *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift", "analyze"),
     *("report", "reproduce", "zoo", "info", "data", "demo"),
 ]
+GROUPS = ["results"]
 # Ctrl-C must reach it also where the tests run in the background of a shell, which lets its children ignore it.
 START = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from cofire.cli import main; main()"
 
@@ -106,8 +107,9 @@ def run(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_lists_every_command_and_a_typical_session(cofire: Cofire) -> None:
     done = cofire("--help")
     assert done.code == 0
-    for text in (*COMMANDS, "A typical session", "Exit codes"):
+    for text in (*COMMANDS, *GROUPS, "A typical session", "Exit codes", "--plugin"):
         assert text in done.stdout
+    assert [group.name for group in cli.app.registered_groups] == GROUPS
     assert {command.name or command.callback.__name__ for command in cli.app.registered_commands} == set(COMMANDS)
 
 
@@ -255,6 +257,9 @@ def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, mon
     assert cofire.json("info", "models/dense")["backbone"]["name"] == "resnet8_digits"
     for kind in ("dense", "gated"):  # both are runs to the other commands
         assert cofire.json("eval", f"models/{kind}")["top1"] == result[kind]["top1"]
+    before = {path: path.stat().st_mtime_ns for path in Path("models/gated").rglob("*")}
+    assert cofire.json("demo", "--out", "models")["gated"] == result["gated"]  # finished: nothing is trained again
+    assert {path: path.stat().st_mtime_ns for path in Path("models/gated").rglob("*")} == before
 
 
 def test_the_demo_s_table_shows_both_networks() -> None:
@@ -265,7 +270,9 @@ def test_the_demo_s_table_shows_both_networks() -> None:
     from cofire.text import rendered
 
     loader = tiny_images(20).loader(20)
-    text = rendered(demo._comparison(evaluate(tiny_plain(), loader), evaluate(tiny_gated(), loader)))
+    text = rendered(
+        demo._comparison(evaluate(tiny_plain(), loader).to_json(), evaluate(tiny_gated(), loader).to_json())
+    )
     for part in ("dense", "gated", "top-1", "MACs saved: executed+heads", "filters run", "layer3.0.conv2", "█"):
         assert part in text
 
@@ -325,8 +332,8 @@ def test_a_damaged_run_gets_one_message(cofire: Cofire, run: Path, tmp_path: Pat
 def test_a_dense_recipe_cannot_be_estimated(cofire: Cofire, recipe: Path, tmp_path: Path) -> None:
     dense = tmp_path / "dense.toml"
     dense.write_text('[data]\nname = "digits"\n[backbone]\nname = "resnet8_digits"\n')
-    assert "needs a [gate] section of type FTWT" in cofire.fails("estimate", dense)
-    assert "needs a [gate] section of type FTWT" in cofire.fails("solve", dense, "--macs", 0.5)
+    assert "needs a [gate] section in the recipe" in cofire.fails("estimate", dense)
+    assert "needs a [gate] section in the recipe" in cofire.fails("solve", dense, "--macs", 0.5)
 
 
 # As a process

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import SHAPE, Net, bn, conv, fc, images
+from nets import SHAPE, Net, bn, conv, fc, images, option_a_net
 from small import tiny_images, tiny_plain
 from torch import nn
 
+import cofire
 from cofire import FBS, ConfigError, Recipe, evaluate, fit, gate
 
 
@@ -95,3 +96,21 @@ def test_a_norm_it_cannot_take_over_is_refused_by_name() -> None:
     model = Net(lambda m, x: m.logits(F.relu(m.norm(m.one(x)))), one=conv(3, 8), norm=nn.GroupNorm(2, 8), fc=fc(8))
     with pytest.raises(ConfigError, match="FBS needs a plain BatchNorm2d behind unit 'one', got GroupNorm"):
         gate(model, FBS(always=True), input_shape=SHAPE)
+
+
+def test_the_engine_chooses_and_scales_as_pytorch_does() -> None:
+    gated = gate(option_a_net().eval(), FBS(density=0.5, always=True), input_shape=SHAPE).eval()
+    for part in gated.gates.values():
+        nn.init.normal_(part.linear.weight, std=1.0)
+    x = images(16)
+    with torch.no_grad():
+        logits = gated(x)
+    engine = cofire.compile(gated)
+    torch.testing.assert_close(engine(x), logits, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(torch.from_numpy(engine.last_masks[name]), mask) for name, mask in gated.masks.items())
+    executed = gated.cost().executed
+    assert {name: macs.tolist() for name, macs in engine.last_macs.items()} == {
+        n: m.tolist() for n, m in executed.items()
+    }
+    masks = {name: torch.unique(mask, dim=0) for name, mask in gated.masks.items()}
+    assert any(len(rows) > 1 for rows in masks.values())  # they choose by image

@@ -1,9 +1,16 @@
 """cofire imports with its core dependencies alone, and beside broken optional ones."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+from small import ROOT
 
 import cofire
 
@@ -51,3 +58,20 @@ def test_every_module_imports_beside_a_broken_torchvision(tmp_path: Path) -> Non
     text = "raise RuntimeError('operator torchvision::nms does not exist')"
     (tmp_path / "torchvision" / "__init__.py").write_text(text)
     assert set(run(IMPORT_EVERY_MODULE, PYTHONPATH=str(tmp_path)).split()) >= EVERY_MODULE
+
+
+def required() -> Iterator[tuple[str, str, str]]:
+    """(place, package, extra) of each call of `require`."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
+                given = dict(zip(("module", "package", "extra"), node.args, strict=False))
+                given |= {word.arg: word.value for word in node.keywords if word.arg}
+                package, extra = (ast.literal_eval(given[key]) for key in ("package", "extra"))
+                yield f"{path.relative_to(SOURCES)}:{node.lineno}", package, extra
+
+
+@pytest.mark.parametrize(("place", "package", "extra"), list(required()))
+def test_a_missing_package_is_asked_for_by_the_extra_that_lists_it(place: str, package: str, extra: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert package in {re.split(r"[<>=;\[ ]", wanted)[0] for wanted in extras[extra]}, place

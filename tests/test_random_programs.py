@@ -148,7 +148,7 @@ class Maker:
         channels, *size = shape
         kind = self.random.choice([Affine, Activation, Add, Mul, Cat, Move, Pool, Flatten, Rescale])
         if kind is Rescale:
-            self.rescale(src, shape)
+            self.rescale()
         elif kind is Affine:
             lift = self.random.random() < 0.5
             shift = self.values(channels) if lift else torch.zeros(channels)
@@ -170,10 +170,12 @@ class Maker:
         else:
             self.pool(src, shape)
 
-    def rescale(self, src: int, shape: Shape) -> None:
-        groups = [number for number in self.scaled if self.groups[number].filters == shape[0]]
-        if groups:
-            own = {"gate": Gate(group=self.random.choice(groups), head=None), **self.act()}
+    def rescale(self) -> None:
+        group = self.random.choice(sorted(self.scaled)) if self.scaled else None
+        src = None if group is None else self.source(lambda found: found[0] == self.groups[group].filters)
+        if src is not None:
+            shape = self.buffers[src]
+            own = {"gate": Gate(group=group, head=None), **self.act()}
             self.buffers.append(shape)
             name, dst = f"op{len(self.ops)}", len(self.buffers) - 1
             self.ops.append(Rescale(name=name, src=(src,), dst=dst, shift=self.values(shape[0]), **own))

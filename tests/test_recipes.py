@@ -270,6 +270,30 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path: Path, fin
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_that_an_older_version_began_goes_on(tmp_path: Path) -> None:
+    experiment = parse_experiment(TINY)
+    first = train_experiment(experiment, tmp_path)
+    table = json.loads((tmp_path / "experiment.json").read_text())
+    for section, option in (("train", "temperature"), ("data", "eval_batch_size"), ("gate", "open_bias")):
+        assert table[section].pop(option) is not None  # as if that version had not known it
+    (tmp_path / "experiment.json").write_text(json.dumps(table))
+    assert train_experiment(experiment, tmp_path) == first
+    other = parse_experiment(tiny(train={"epochs": 1, "temperature": 2.0}))
+    with pytest.raises(FileError, match=r"holds another run \(it differs in train\.temperature\)"):
+        train_experiment(other, tmp_path)
+
+
+def test_a_description_that_cannot_be_read_is_another_run(tmp_path: Path) -> None:
+    train_experiment(parse_experiment(TINY), tmp_path)
+    table = json.loads((tmp_path / "experiment.json").read_text())
+    table["train"]["newer"] = 3
+    (tmp_path / "experiment.json").write_text(json.dumps(table))
+    with pytest.raises(FileError, match=r"holds another run \(it differs in train\.newer\)"):
+        train_experiment(parse_experiment(TINY), tmp_path)
+    with pytest.raises(ConfigError, match=r"experiment\.json: unknown key in \[train\]: 'newer'"):
+        read_run(tmp_path)
+
+
 # Mistakes
 
 
@@ -292,7 +316,10 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(tmp_path: Path, fin
         ),
         (tiny(data={"name": "digits", "val": "test"}), 'val = "test" would select on the test set'),
         (tiny(signature={"kind": "uniform"}), r"\[signature\] kind 'uniform' needs the key 'keep'"),
-        (tiny(signature={"kind": "file", "path": "x"}, gate=None), r"\[signature\] needs a \[gate\] of type FTWT"),
+        (
+            tiny(signature={"kind": "file", "path": "x"}, gate=None),
+            r"\[signature\] needs a \[gate\] of a method that takes a signature",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

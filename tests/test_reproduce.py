@@ -124,6 +124,35 @@ def test_a_result_of_another_recipe_does_not_count(own_table: Path) -> None:
     assert [len(row.results) for row in made(own_table).rows] == [1, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"top1"', '"top"'),
+        lambda text: text.replace('"machine"', '"mach"'),
+        lambda text: text.replace('"epochs": [', '"epochs": 3, "other": ['),
+        lambda text: text.replace('"FTWT"', '"Gone"'),
+    ],
+)
+def test_a_damaged_result_is_named_and_the_others_count(damage: Any, own_table: Path, caplog: Any) -> None:
+    run(own_table, seeds=1)
+    path = own_table / "results" / "gated-s0.json"
+    path.write_text(damage(path.read_text()))
+    assert [len(row.results) for row in made(own_table).rows] == [1, 0, 0, 0]
+    assert [record.message for record in caplog.records if f"{path} does not count" in record.message]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"runs": 3}'])
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_damaged_file_of_a_measured_table_is_named(name: str, content: str, tmp_path: Path) -> None:
+    path = tmp_path / "results" / MEASURED[name].file("short")
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(FileError, match=path.name):
+        measure(name, tmp_path)
+
+
 def test_only_keeps_the_rows_that_contain_the_text(own_table: Path) -> None:
     assert [row.paper.method for row in made(own_table, only="ftwt").rows] == ["FTWT"]
     with pytest.raises(ConfigError, match="no row of table 'own' contains 'nothing'"):

@@ -1,30 +1,113 @@
-"""Numbers in the README come from result files, and result files say where they come from."""
+"""Numbers in the documents come from result files, and result files say where they come from."""
 
-import importlib.util
+from __future__ import annotations
+
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from small import ROOT
+from test_cli import Cofire
 
-ROOT = Path(__file__).parents[1]
+from cofire.experiments.recipes import read_experiment
+from cofire.experiments.runs import train_experiment
+from cofire.results import DOCUMENTS, written
+
 FILES = sorted((ROOT / "results").rglob("*.json"))
+RECIPE = """# Tiny.
+[data]
+name = "synthetic"
+batch_size = 8
+args = {train = 16, test = 8, shape = [1, 8, 8]}
+[backbone]
+name = "resnet8_digits"
+[train]
+epochs = 1
+"""
 
 
-def _table_script():
-    spec = importlib.util.spec_from_file_location("results_table", ROOT / "results" / "table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def cofire(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cofire:
+    return Cofire(capsys, monkeypatch)
 
 
-@pytest.mark.parametrize("document", _table_script().DOCUMENTS, ids=lambda document: document.name)
-def test_documents_show_exactly_what_the_result_files_say(document):
-    text = document.read_text(encoding="utf-8")
-    assert _table_script().written(document) == text, "run: python results/table.py --write"
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_show_exactly_what_the_result_files_say(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert written(document, ROOT) == text, "run: cofire results table --write"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_result_names_machine_versions_and_commit(path):
+def test_every_result_names_machine_versions_and_commit(path: Path) -> None:
     origin = json.loads(path.read_text(encoding="utf-8"))["provenance"]
     assert {"cpu", "cores", "system"} <= origin["machine"].keys()
     assert all(origin[key] for key in ("commit", "torch", "cofire", "time"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_result_names_a_place_of_the_machine_that_made_it(path: Path) -> None:
+    assert "../" not in (text := path.read_text(encoding="utf-8"))
+    assert '"/' not in text
+
+
+# cofire results
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A folder with the recipes, results and documents of the project."""
+    for name in ("recipes", "results", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def test_tables_are_printed_or_written_into_the_documents(cofire: Cofire, clone: Path) -> None:
+    whole = {document: (clone / document).read_text() for document in DOCUMENTS}
+    assert (
+        whole["README.md"].split("<!-- end of results -->")[0].splitlines()[-1]
+        in cofire("results", "table", "--root", clone).stdout
+    )
+    for document, text in whole.items():
+        (clone / document).write_text(text.replace("| ResNet-20 |", "| ResNet-2000 |"))
+    assert cofire("results", "table", "--write", "--root", clone).code == 0
+    assert {document: (clone / document).read_text() for document in DOCUMENTS} == whole
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"networks": {"a": {}}}'])
+def test_a_damaged_file_of_one_document_leaves_the_others_whole(
+    content: str, cofire: Cofire, clone: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (clone / "results" / "bench_latency.json").write_text(content)
+    done = cofire("results", "table", "--write", "--root", clone)
+    assert (done.code, "1 of 4 documents could not be made" in done.stderr) == (2, True)
+    assert "docs/engine.md is left as it is" in caplog.text
+    assert "bench_latency.json" in caplog.text
+    for document in DOCUMENTS:
+        assert (clone / document).read_text() == (ROOT / document).read_text()
+
+
+def test_a_run_is_added_under_the_name_of_its_recipe(cofire: Cofire, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipes" / "some" / "net.toml"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text(RECIPE)
+    result = train_experiment(read_experiment(recipe, ["train.seed=3"]), tmp_path / "run")
+    done = cofire("results", "add", tmp_path / "run", "--root", tmp_path)
+    path = tmp_path / "results" / "some" / "net-s3.json"
+    assert (done.code, "".join(done.stdout.split())) == (0, str(path))
+    assert json.loads(path.read_text()) == result
+    cofire("results", "add", tmp_path / "run", "--as", "own", "--root", tmp_path)
+    assert json.loads((tmp_path / "results" / "own-s3.json").read_text()) == result
+
+
+def test_a_run_that_no_recipe_makes_must_be_named(cofire: Cofire, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipes" / "net.toml"
+    recipe.parent.mkdir()
+    recipe.write_text(RECIPE)
+    train_experiment(read_experiment(recipe, ["train.lr=0.5"]), tmp_path / "run")
+    assert "makes the run" in (said := cofire.fails("results", "add", tmp_path / "run", "--root", tmp_path))
+    assert "--as NAME" in said
+    (tmp_path / "run" / "result.json").unlink()
+    assert "is not finished" in cofire.fails("results", "add", tmp_path / "run", "--root", tmp_path)
+    assert not (tmp_path / "results").exists()

@@ -115,12 +115,28 @@ def test_cifar10_is_decoded_to_the_exact_pixels_once(tiny_cifar, tmp_path, monke
 def test_the_environment_names_the_data_folder(tiny_cifar, tmp_path, monkeypatch):
     monkeypatch.setenv("COFIRE_DATA", str(tiny_cifar[0]))
     assert len(data.source("cifar10", mean=[0.0] * 3)[0]) == 6
-    monkeypatch.delenv("COFIRE_DATA")
-    (tmp_path / "shared").mkdir()
-    tiny_cifar[0].rename(tmp_path / "shared" / "data")
+
+
+def test_without_it_the_data_folder_is_the_cache_and_nothing_beside_the_project(tiny_cifar, tmp_path, monkeypatch):
+    monkeypatch.delenv("COFIRE_DATA", raising=False)
+    beside = tmp_path / "shared" / "data"
+    beside.parent.mkdir()
+    tiny_cifar[0].rename(beside)
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
+    with pytest.raises(FileError, match=r"cifar10 not found.*COFIRE_DATA"):
+        data.cifar10()
+    cache = tmp_path / "home" / ".cache" / "cofire"
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    beside.rename(cache)
     assert len(data.cifar10()[1]) == 3
+
+
+def test_pictures_may_lie_below_the_data_folder(tiny_cifar, monkeypatch):
+    monkeypatch.setenv("COFIRE_DATA", str(tiny_cifar[0]))
+    places = {part: f"data:cifar10/{part}.parquet" for part in ("train", "test")}
+    train, test = data.source("pictures", size=32, **places)
+    assert (len(train), len(test)) == (6, 3)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "bit", "header", "text"])

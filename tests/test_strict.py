@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cofire.errors import ConfigError
-from cofire.files.strict import check, differences, override, structure, unstructure
+from cofire.files.strict import check, differences, override, same_run, structure, unstructure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,3 +153,38 @@ def test_what_is_no_assignment_is_an_error(assignment: str) -> None:
 def test_a_value_is_not_a_section() -> None:
     with pytest.raises(ConfigError, match="'b' is a value, not a section"):
         override({"a": {"b": 1}}, "a.b.c=1")
+
+
+# The same run
+
+
+@given(any_outer)
+def test_a_stored_description_is_the_run_that_wrote_it(outer: Outer) -> None:
+    mine = {"recipe": outer, "data": {"n": 3, "shape": (1, 2)}, "model": {"gate": {"type": "x", "fields": outer}}}
+    assert same_run(mine, json.loads(json.dumps(unstructure(mine)))) == []
+    assert same_run(outer, json.loads(json.dumps(unstructure(outer)))) == []
+
+
+def test_an_option_that_is_newer_than_a_description_has_its_default_there() -> None:
+    mine = {"recipe": Outer(name="a", rate=0.25), "n": 3}
+    old = {"recipe": {"name": "a", "rate": 0.25}, "n": 3}
+    assert same_run(mine, old) == []
+    assert same_run({**mine, "recipe": Outer(name="a", rate=0.25, flag=True)}, old) == ["recipe.flag"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "changed"),
+    [
+        ({"recipe": {"name": "b"}, "n": 3}, ["recipe.name"]),
+        ({"recipe": {"name": "a", "inner": {"depth": 2}}, "n": 4}, ["recipe.inner.depth", "n"]),
+        ({"recipe": {"name": "a", "newer": 1}, "n": 3}, ["recipe.newer"]),
+        ({"recipe": {"name": "a", "size": 7}, "n": 3}, ["recipe.size"]),
+        ({"recipe": {"name": "a"}, "n": 3, "more": 1}, ["more"]),
+        ({"recipe": None, "n": 3}, ["recipe"]),
+        ([], ["everything"]),
+    ],
+)
+def test_every_value_that_differs_is_named(stored: Any, changed: list[str]) -> None:
+    found = same_run({"recipe": Outer(name="a"), "n": 3}, stored)
+    assert [name for name in found if name in changed] == changed
+    assert {name.split(".")[0] for name in found} == {name.split(".")[0] for name in changed}

@@ -22,7 +22,7 @@ from cofire import DataError, FileError, FitResult, Recipe, TrainingError, data,
 from cofire.data import Loader
 from cofire.errors import ConfigError
 from cofire.files.atomic import read_tensors
-from cofire.training.loop import _parameter_groups
+from cofire.training.setup import parameter_groups
 
 GOLDEN = Path(__file__).parent / "golden" / "resnet8_digits_20_steps.json"
 RECIPE = Recipe(epochs=3, lr=0.05, schedule="cosine", checkpoint_steps=2)
@@ -310,7 +310,7 @@ def test_the_logged_rates_are_the_schedule_s(tmp_path: Path) -> None:
 
 def test_backbone_and_heads_have_rate_and_decay_of_their_own() -> None:
     gated = tiny_gated()
-    backbone, heads = _parameter_groups(gated, Recipe(weight_decay=0.3, head_weight_decay=0.7))
+    backbone, heads = parameter_groups(gated, Recipe(weight_decay=0.3, head_weight_decay=0.7))
     assert (backbone["weight_decay"], heads["weight_decay"]) == (0.3, 0.7)
     assert {id(p) for p in heads["params"]} == {id(p) for p in gated.gates.parameters()}
     assert {id(p) for p in backbone["params"]} == {id(p) for p in gated.backbone.parameters()}

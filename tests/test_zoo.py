@@ -39,6 +39,21 @@ def test_the_zoo_lists_and_loads_its_models(own_zoo: Path) -> None:
     assert "MACs" not in str(zoo.entry("dense"))
 
 
+@pytest.mark.parametrize(
+    ("sections", "method"),
+    [
+        ({"gate": {"type": "Fixed"}}, "Fixed"),  # a method without a ratio
+        ({"prune": {"type": "L1", "macs": 0.6}}, "L1, 60 % of the MACs"),
+        ({"prune": {"type": "L1", "macs": 0.6}, "gate": {"ratio": 0.9}}, "L1, 60 % of the MACs and FTWT r = 0.9"),
+    ],
+)
+def test_an_entry_names_any_method(sections: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "_HERE", tmp_path)
+    train_experiment(parse_experiment({**TINY, **sections}), tmp_path / "own")
+    assert zoo.entry("own").method == method
+    assert f"synthetic, {method}: top-1" in str(zoo.entry("own"))
+
+
 def test_an_unknown_model_is_named_with_what_there_is(own_zoo: Path) -> None:
     with pytest.raises(CofireError, match=r"'dens'.*dense"):
         zoo.load("dens")

@@ -6,9 +6,11 @@ The files, in the data's way; each imports only from files above it:
     text.py              tables as text
     progress.py          how far long work has come
     extras.py            packages that only some features need
+    plugins.py           methods, criteria and backbones from outside
     files/
         atomic.py        files that are whole or not there
         strict.py        TOML and JSON tables <-> frozen dataclasses
+        card.py          what a model expects, and what is known of it
     data/
         augmenting.py    what training does to pictures
         images.py        sets of images, and the batches they are fed in
@@ -21,10 +23,12 @@ The files, in the data's way; each imports only from files above it:
         archives.py      the original archives of CIFAR -> files of pixels
         sources.py       digits, CIFAR, ImageNet, folders, synthetic images
     backbones/
+        published.py     weights that others published: where to get them
         registry.py      create_backbone, list_backbones, load_weights
         vgg.py           VGG 11 to 19, CIFAR and ImageNet
         resnet.py        ResNet 20 to 110 (CIFAR), 18 to 50 (ImageNet)
         mobilenet.py     MobileNet V1 and V2
+        packages.py      networks of timm and torchvision
     graph/
         units.py         what can be switched off, and where gates may sit
         tracing.py       nn.Module -> flat list of calls
@@ -145,6 +149,7 @@ The files, in the data's way; each imports only from files above it:
         paper.py         the paper's latency table
         command.py       the bench's command line
     measured.py          the paper's latency and shift tables, made again
+    results.py           result files of runs, and the tables in documents
     cli.py               the command line
 """
 
@@ -169,6 +174,7 @@ from cofire.errors import (
 from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import version as _version
+from cofire.files.card import Card
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
 from cofire.gates.blockdrop import BlockDrop
 from cofire.gates.fbs import FBS
@@ -203,6 +209,7 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "Card",
     "CofireError",
     "CompileError",
     "ConfigError",

@@ -29,11 +29,15 @@ from cofire.experiments.recipes import read_experiment
 from cofire.experiments.reproduce import made_on, run_missing, tables
 from cofire.experiments.reproduce import reproduce as reproduce_table
 from cofire.files.atomic import write_json
+from cofire.gates.base import gate_types
 from cofire.gates.gating import GatedModel, describe_backbone
-from cofire.gates.persistence import load
+from cofire.gates.persistence import load, read_card
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.measured import MEASURED, AbstractMeasured
+from cofire.plugins import load_installed, load_plugin
+from cofire.pruning import prune_types
+from cofire.results import app as results_app
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
 from cofire.runtime.program import read as read_program
@@ -62,6 +66,21 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")]
 NumImages = Annotated[int, typer.Option("--images", min=1, help="How many training images to look at.")]
+
+
+@app.callback()
+def load_plugins(
+    plugins: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--plugin",
+            help="A Python file that registers a method, a criterion or a backbone; it is run. May be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Before any command."""
+    for path in plugins or ():
+        load_plugin(path)
 
 
 def _show(as_json: bool, machine: Any, human: Any) -> None:
@@ -185,6 +204,7 @@ app.command(name="bench")(bench)
 app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
+app.add_typer(results_app, name="results")
 
 
 @app.command()
@@ -197,7 +217,14 @@ def info(
 ) -> None:
     """The units of a model: shapes, MACs, which are gated and why others are not."""
     if what is None:
-        known = {"version": version(), "backbones": list_backbones(), "data": data.list_sources()}
+        load_installed()
+        known = {
+            "version": version(),
+            "backbones": list_backbones(),
+            "gates": sorted(gate_types()),
+            "criteria": sorted(prune_types()),
+            "data": data.list_sources(),
+        }
         _show(
             as_json,
             known,
@@ -208,19 +235,23 @@ def info(
         program = read_program(what)
         _show(as_json, program.describe(), program)
         return
+    card = read_card(what) if what.is_dir() else None
     if what.is_dir():
         model = load(what)
     else:
         parsed = read_experiment(what, overrides or ())
         model = runs.build_gated(parsed, runs.read_sets(parsed))
+    if card is not None and not as_json:
+        out.print(str(card), markup=False, highlight=False)
+    described = {} if card is None else {"card": dataclasses.asdict(card)}
     if isinstance(model, GatedModel):
         units = [unit.__dict__ for unit in model.units]
-        _show(as_json, {**model.describe(), "units": units}, model.units)
+        _show(as_json, {**model.describe(), "units": units, **described}, model.units)
     else:
         dense = cost(trace(model), {}).dense
         _show(
             as_json,
-            {"backbone": describe_backbone(model), "macs": dense},
+            {"backbone": describe_backbone(model), "macs": dense, **described},
             f"plain model, {sum(dense.values()):,} MACs, no gates",
         )
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,6 +100,7 @@ def evaluate(
     """Accuracy and cost of ``model``, gated or plain, in eval mode.
 
     Args:
+        model: of a plain model with gated parts, the parts' MACs are counted and no others.
         loader: labelled batches (x_BCHW, label_B).
         text: what the progress bar says; empty for none.
         dense_macs: what reductions are shares of. Default: the model's own MACs with nothing switched off; for a pruned
@@ -125,6 +128,7 @@ class _Sums:
 
     def __init__(self, model: nn.Module, whole: int | None, watch: Watch | None) -> None:
         self.model, self.whole, self.watch = model, whole, watch
+        self.parts = {path: part for path, part in model.named_modules() if isinstance(part, GatedModel)}
         self.n = 0
         self.sums: dict[Any, float] = defaultdict(float)
         self.classes: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
@@ -156,28 +160,27 @@ class _Sums:
             self.watch(logits_BK, label_B)
 
     def _forward(self, x_BCHW: Tensor) -> Tensor:
-        if not isinstance(self.model, GatedModel):
+        if not self.parts:
             self._cost(x_BCHW)  # before the forward, for its errors say more than those of a conv
+        with ExitStack() as stack:
+            for path, part in self.parts.items():
+                stack.enter_context(part.observe(partial(self._watch, path)))
             logits_BK: Tensor = self.model(x_BCHW)
-            return logits_BK
-        with self.model.observe(self._watch):
-            logits_BK = self.model(x_BCHW)
         return logits_BK
 
-    def _watch(self, group: str, decision: Decision, y_BOHW: Tensor) -> None:
-        assert isinstance(self.model, GatedModel)
-        mask, method = decision.mask, self.model.gates
-        self.sums["keep", group] += float(mask.keep_rate.sum())
-        self.sums["empty", group] += float(mask.empty.sum())
-        target = method.target(method.sites[group], y_BOHW)
+    def _watch(self, path: str, site: str, decision: Decision, y_BOHW: Tensor) -> None:
+        mask, method, name = decision.mask, self.parts[path].gates, _inside(path, site)
+        self.sums["keep", name] += float(mask.keep_rate.sum())
+        self.sums["empty", name] += float(mask.empty.sum())
+        target = method.target(method.sites[site], y_BOHW)
         if target is not None:
             right = (mask.bits == target).double()
-            self.sums["right", group] += float(right.flatten(1).mean(1).sum() if right.ndim > 1 else right.sum())
+            self.sums["right", name] += float(right.flatten(1).mean(1).sum() if right.ndim > 1 else right.sum())
 
     def _cost(self, x_BCHW: Tensor) -> Cost:
+        if self.parts:
+            return _together({path: part.cost(input_shape=part.last_shape) for path, part in self.parts.items()})
         shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
-        if isinstance(self.model, GatedModel):
-            return self.model.cost(input_shape=shape)
         if shape not in self.dense:
             self.dense[shape] = cost(trace(self.model, shape), {})
         return self.dense[shape]
@@ -205,5 +208,20 @@ class _Sums:
                 label: ClassReport(n=int(n), top1=right / n, reduction=saved / n)
                 for label, (n, right, saved) in sorted(self.classes.items())
             },
-            threshold=self.model.threshold if isinstance(self.model, GatedModel) else None,
+            threshold=next((part.threshold for part in self.parts.values()), None),
         )
+
+
+def _inside(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _together(costs: Mapping[str, Cost]) -> Cost:
+    """The gated parts of a model as one."""
+
+    def joined(field: str) -> dict[str, Any]:
+        return {
+            _inside(path, name): macs for path, part in costs.items() for name, macs in getattr(part, field).items()
+        }
+
+    return Cost(dense=joined("dense"), paper=joined("paper"), executed=joined("executed"), heads=joined("heads"))

@@ -46,7 +46,7 @@ def to_onnx(
 
 def onnx_bytes(model: nn.Module, input_shape: tuple[int, int, int] | None = None, *, batch: int | None = None) -> bytes:
     """What `to_onnx` writes."""
-    require("onnx", package="onnx", extra="peers")
+    require("onnx", package="onnx", extra="export")
     default = model.graph.input_shape if isinstance(model, GatedModel) else default_input_shape(model)
     shape = input_shape or default
     model = copy.deepcopy(model).eval()  # a forward leaves the gates' last decisions behind

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from cofire.bench import paper as latency
+from cofire.errors import FileError
 from cofire.experiments.paper import Budget, paper_tables
 from cofire.experiments.provenance import provenance
 from cofire.experiments.recipes import parse_experiment, read_experiment
@@ -41,10 +42,20 @@ class AbstractMeasured(ABC):
         """The file's numbers with the paper's beside them."""
 
     def read(self, budget: Budget, recipes: Path, results: Path) -> dict[str, Any] | None:
-        """What the file holds; None if it is not there or was made by other recipes."""
+        """What the file holds; None if it is not there or was made by other recipes.
+
+        Raises:
+            FileError: the file is damaged.
+        """
         path = results / self.file(budget)
-        found: dict[str, Any] | None = read_json(path) if path.exists() else None
-        return found if found is not None and self.is_current(found, budget, recipes) else None
+        if not path.exists():
+            return None
+        found: dict[str, Any] = read_json(path)
+        try:
+            self.table(found)
+            return found if self.is_current(found, budget, recipes) else None
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"{path} is damaged: {error!r}") from error
 
     @abstractmethod
     def is_current(self, found: dict[str, Any], budget: Budget, recipes: Path) -> bool:

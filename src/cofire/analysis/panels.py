@@ -257,7 +257,9 @@ def foretold_panel(results: Mapping[str, Result]) -> Panel:
     found = foretold(results)
     if not found:
         return empty_panel(
-            name, title, "No estimate in result.json: the run has no FTWT gates, or is of an older version."
+            name,
+            title,
+            "No estimate in result.json: its method's cost is not known before training, or it is older.",
         )
     return Panel(
         name=name,

@@ -88,7 +88,7 @@ def reproduced_points(found: Reproduction) -> tuple[list[Point], list[Point]]:
                     label=f"{row.paper.network}, {row.paper.method}",
                     reduction=mean(saved) / 100,
                     drop=mean(drop) / 100,
-                    kind=f"ours: {_sort(row.paper)}",
+                    kind=f"ours: {row.paper.sort}",
                 )
             )
     return ours, _paper_points([row.paper for row in found.rows])
@@ -112,13 +112,9 @@ def _paper_points(rows: Sequence[PaperRow]) -> list[Point]:
         elif "reduction" in row.values and ("drop" in row.values or row.network in baseline):
             values = {column: mean(runs) for column, runs in row.values.items()}
             drop = values["drop"] if "drop" in values else baseline[row.network] - values["top1"]
-            reduction, kind = values["reduction"] / 100, f"paper: {_sort(row)}"
+            reduction, kind = values["reduction"] / 100, f"paper: {row.sort}"
             found.append(Point(label=row.method, reduction=reduction, drop=drop / 100, kind=kind))
     return found
-
-
-def _sort(row: PaperRow) -> str:
-    return next((word for word in ("FTWT", "static") if word in row.method), "other")
 
 
 def _letters(name: str) -> str:

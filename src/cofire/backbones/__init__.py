@@ -1,6 +1,6 @@
-"""Plain CNNs by name: VGG, ResNet and MobileNet for CIFAR-sized and ImageNet-sized images."""
+"""Plain CNNs by name: VGG, ResNet and MobileNet for CIFAR-sized and ImageNet-sized images, and other packages'."""
 
-from cofire.backbones import mobilenet, resnet, vgg
+from cofire.backbones import mobilenet, packages, published, resnet, vgg
 from cofire.backbones.registry import (
     Backbone,
     BackboneSpec,
@@ -17,6 +17,8 @@ __all__ = [
     "list_backbones",
     "load_weights",
     "mobilenet",
+    "packages",
+    "published",
     "register_backbone",
     "resnet",
     "vgg",

@@ -15,7 +15,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from cofire.backbones.published import PREFIX, published_file, verify
 from cofire.errors import ConfigError, FileError, unknown
+from cofire.plugins import load_installed, lookup
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -62,7 +64,11 @@ class _Entry:
         return inspect.signature(self.factory).parameters
 
 
+Library: TypeAlias = Callable[[str, dict[str, Json]], Backbone]
+"""(name, arguments) -> a network of another package, its ``input_shape`` set."""
+
 _entries: dict[str, _Entry] = {}
+_libraries: dict[str, Library] = {}
 _Factory = TypeVar("_Factory", bound=Callable[..., Backbone])
 
 
@@ -89,38 +95,61 @@ def register_backbone(name: str, *, input_shape: tuple[int, int, int]) -> Callab
     return register
 
 
+def register_library(prefix: str) -> Callable[[Library], Library]:
+    """Decorator that makes ``prefix:NAME`` known to `create_backbone` for every NAME that the function can build."""
+
+    def register(library: Library) -> Library:
+        _libraries[prefix] = library
+        return library
+
+    return register
+
+
 def list_backbones(pattern: str | None = None) -> list[str]:
     """Names of all registered backbones in alphabetical order, or of those that match ``pattern``.
 
     >>> list_backbones("resnet?0")
     ['resnet20', 'resnet50']
     """
+    load_installed()
     return sorted(_entries) if pattern is None else fnmatch.filter(sorted(_entries), pattern)
 
 
 def create_backbone(
     name: str, *, num_classes: int | None = None, weights: str | Path | None = None, **args: Json
 ) -> Backbone:
-    """A new network of a registered architecture.
+    """A new network of a registered architecture, or of another package.
 
     Args:
-        name: one of `list_backbones`.
+        name: one of `list_backbones`, or ``timm:NAME`` or ``torchvision:NAME``, e.g. ``timm:resnet18``.
         num_classes: number of logits; by default 10 for CIFAR-sized and 1000 for ImageNet-sized networks.
-        weights: a file for `load_weights`; by default the weights are random.
+        weights: a file or a name for `load_weights`; by default the weights are random.
         args: the architecture's own arguments, such as ``width`` of the MobileNets.
     """
-    if name not in _entries:
-        raise unknown("backbone", name, _entries)
-    entry = _entries[name]
     given = args if num_classes is None else {"num_classes": num_classes, **args}
+    model = _from_library(name, given) if ":" in name else _registered(name, given)
+    if weights is not None:
+        load_weights(model, weights)
+    return model
+
+
+def _registered(name: str, given: Mapping[str, Json]) -> Backbone:
+    entry = lookup("backbone", name, lambda: _entries)
     spec = BackboneSpec(name=name, args=_complete_args(name, entry.parameters, given))
     model = entry.factory(**spec.args)
     if not isinstance(model, Backbone):
         raise ConfigError(f"the factory of backbone {name!r} must return a Backbone, got {type(model).__name__}")
     model.spec = spec
     model.input_shape = entry.input_shape
-    if weights is not None:
-        load_weights(model, weights)
+    return model
+
+
+def _from_library(name: str, given: Mapping[str, Json]) -> Backbone:
+    prefix, _, inner = name.partition(":")
+    library = lookup("library of backbones", prefix, lambda: _libraries)
+    spec = BackboneSpec(name=name, args={"num_classes": 1000, **given})
+    model = library(inner, spec.args)
+    model.spec = spec
     return model
 
 
@@ -171,8 +200,19 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     (``weights_only=True``: nothing in it is executed). The wrapper ``{"state_dict": ...}`` and the prefix
     ``module.`` of data-parallel checkpoints are taken off, and a `Backbone` translates foreign keys by its
     ``own_key``. Every key must be there in its shape, but for batch norm's ``num_batches_tracked``.
+
+    ``published:NAME`` is one of `cofire.backbones.published`; what its file holds is checked.
     """
-    path = Path(path)
+    name = str(path).removeprefix(PREFIX) if str(path).startswith(PREFIX) else None
+    path = Path(path) if name is None else published_file(name)
+    weights = _fitting_weights(model, path)
+    if name is not None:
+        verify(name, weights, path)
+    model.load_state_dict(weights, strict=False)
+
+
+def _fitting_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
+    """What a file holds, in the model's names and shapes."""
     found = _read_tensors(path)
     if all(key.startswith("module.") for key in found):
         found = {key.removeprefix("module."): tensor for key, tensor in found.items()}
@@ -195,7 +235,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     problems = [f"{kind}: {_first_few(items)}" for kind, items in kinds.items() if items]
     if problems:
         raise FileError(f"weights file {path.name!r} does not fit this {type(model).__name__}; " + "; ".join(problems))
-    model.load_state_dict(weights, strict=False)
+    return weights
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

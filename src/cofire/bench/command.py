@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,14 +19,16 @@ from cofire.bench.program import bench_program
 from cofire.bench.run import Plan, own_plan, random_plan
 from cofire.bench.run import bench as run_bench
 from cofire.data import AbstractImages
-from cofire.errors import ConfigError, DataError
+from cofire.errors import CofireError, ConfigError, DataError
 from cofire.experiments.provenance import provenance
 from cofire.experiments.recipes import read_run
 from cofire.experiments.runs import read_sets
 from cofire.files.atomic import write_json
+from cofire.files.card import Card
 from cofire.gates.gating import GatedModel
-from cofire.gates.persistence import load
+from cofire.gates.persistence import load, read_card
 
+logger = logging.getLogger("cofire")
 Shape = tuple[int, int, int]
 
 
@@ -106,8 +110,26 @@ def _plan(
     if macs or keep or shape:
         raise ConfigError("a run's own gates and images rule: --macs, --keep and --input belong to --backbone")
     own = model.graph.input_shape
-    found = _images(images, own) if images else read_sets(read_run(what)).test
-    return own_plan(what.name, model, _pixels(found, count, own), found.name)
+    if images:
+        found = _images(images, own, read_card(what))
+        return own_plan(what.name, model, _pixels(found, count, own), found.name)
+    return own_plan(what.name, model, *_own_images(what, count, own, seed))
+
+
+def _own_images(run: Path, count: int, shape: Shape, seed: int) -> tuple[torch.Tensor, str]:
+    """Images of the run's test set; where that is not on this machine, random pixels as its card says to feed them."""
+    try:
+        test = read_sets(read_run(run)).test
+    except CofireError as error:
+        logger.warning("timed on random pixels, for which gates decide otherwise than for pictures: %s", error)
+    else:
+        return _pixels(test, count, shape), test.name
+    card = read_card(run)
+    if card is None:
+        return _random(shape, seed), "random"
+    mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
+    pixels_NCHW = torch.rand(min(count, 16), *shape, generator=torch.Generator().manual_seed(seed))
+    return (pixels_NCHW - mean_C11) / std_C11, "random"
 
 
 def _shape(text: str) -> Shape | None:
@@ -120,9 +142,10 @@ def _shape(text: str) -> Shape | None:
     return channels, height, width
 
 
-def _images(name: str, shape: Shape) -> AbstractImages:
+def _images(name: str, shape: Shape, card: Card | None = None) -> AbstractImages:
     if Path(name).is_dir():
-        return data.folder(name, size=shape[1], labelled=False)
+        found = data.folder(name, size=shape[1], labelled=False)
+        return found if card is None else dataclasses.replace(found, mean=card.mean, std=card.std)
     return data.source(name)[1]
 
 

@@ -53,7 +53,7 @@ def plot(result: Result, path: Path) -> None:
     Args:
         path: ends in .svg, .png or .pdf.
     """
-    matplotlib = require("matplotlib.figure", package="matplotlib", extra="peers")
+    matplotlib = require("matplotlib.figure", package="matplotlib", extra="plots")
     figure = matplotlib.Figure(figsize=(6, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot([0, 100], [0, 100], color="0.6", linestyle="--", label="ideal: latency = MACs")

@@ -21,7 +21,7 @@ from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
 from cofire.errors import CofireError, ConfigError
 from cofire.experiments.provenance import version
-from cofire.gates.ftwt import FTWT
+from cofire.gates import DEFAULT
 from cofire.gates.gating import GatedModel, gate
 from cofire.graph.graph import default_input_shape
 from cofire.progress import progress
@@ -57,7 +57,7 @@ def random_plan(
     keep: Iterable[float] = (),
     seed: int = 0,
 ) -> Plan:
-    """A network with random weights, images and masks; FTWT gates in their default places.
+    """A network with random weights, images and masks; the default method's gates in their places.
 
     Args:
         backbone: a name of the registry, or a plain model, whose weights are taken as they are.
@@ -72,7 +72,7 @@ def random_plan(
         shape = input_shape or default_input_shape(plain)
         if isinstance(backbone, str):
             randomise_norms(plain)
-        gated = gate(plain.eval(), FTWT(), input_shape=shape)
+        gated = gate(plain.eval(), DEFAULT(), input_shape=shape)
         images = torch.randn(SETS, *shape).numpy()
     shares = tuple(macs)
     pools = [pool_for_macs(gated, share, sets=SETS, seed=seed) for share in shares]

@@ -29,6 +29,7 @@ from cofire.extras import require
 # The colour statistics of ImageNet, with which most published weights of the field were trained.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+_BELOW = "data:"  # how a place begins that is below the data folder
 
 
 def digits() -> tuple[Images, Images]:
@@ -57,8 +58,7 @@ def cifar10(
     below ``root``. Decoding Parquet takes some seconds and is done once: the pixels are kept in ``~/.cache/cofire``.
 
     Args:
-        root: the data folder. Default: $COFIRE_DATA, else ``../shared/data`` if it has the set, else
-            ``~/.cache/cofire``.
+        root: the data folder. Default: $COFIRE_DATA, else ``~/.cache/cofire``.
         mean: of the normalisation, one value per channel.
         std: of the normalisation, one value per channel.
     """
@@ -114,7 +114,7 @@ def imagenet(
         mean: of the normalisation, one value per channel.
         std: of the normalisation, one value per channel.
     """
-    home = _home("imagenet", root, holding=SUMMARY)
+    home = _home("imagenet", root)
     if not (home / SUMMARY).is_file():
         raise FileError(
             f"imagenet not found: {home} has no {SUMMARY}; make it from your copy: cofire data imagenet --from FOLDER; "
@@ -157,7 +157,7 @@ def prepare(
     if options and (name != "imagenet" or origin is None):
         raise ConfigError(f"{name} is prepared without {' and '.join(options)}; imagenet takes them with an origin")
     if name == "imagenet":
-        home = _home(name, root, holding=SUMMARY)
+        home = _home(name, root)
         if origin is not None:
             prepare_imagenet(origin, home, **options)  # type: ignore[arg-type]
         elif (home / SUMMARY).is_file():
@@ -251,13 +251,15 @@ def pictures(
 
     Args:
         train: with ``labelled=False`` the pictures count as unlabelled and may lie at any depth: enough for estimating
-            and for training heads alone.
+            and for training heads alone. A place that begins with ``data:`` is below the data folder, as in `cifar10`.
         test: labelled; says what the classes are.
         size, unreadable, mean, std: as in `folder`.
     """
 
     def read(place: str | Path, labelled: bool) -> Images:
-        place = Path(place).expanduser()
+        named = str(place)
+        below = named.startswith(_BELOW)
+        place = _home(named.removeprefix(_BELOW), None) if below else Path(place).expanduser()
         if place.suffix == ".parquet":
             return imagenet_parquet(place, size, mean, std, unreadable)
         return folder(place, size, labelled, unreadable, mean, std)
@@ -348,9 +350,6 @@ def list_sources() -> list[str]:
     return sorted(_SOURCES)
 
 
-def _home(name: str, root: str | Path | None, holding: str = "") -> Path:
-    """The folder of a set; the one beside the project counts if it holds what it must."""
-    if named := root or os.environ.get("COFIRE_DATA"):
-        return Path(named).expanduser() / name
-    beside = Path("..") / "shared" / "data" / name
-    return beside.resolve() if (beside / holding).exists() else cache_root() / name
+def _home(name: str, root: str | Path | None) -> Path:
+    """The folder of a set."""
+    return Path(root or os.environ.get("COFIRE_DATA") or cache_root()).expanduser() / name

@@ -26,6 +26,11 @@ class PaperRow:
     values: dict[str, list[float]]
     recipes: dict[str, str]
 
+    @property
+    def sort(self) -> str:
+        """The paper's own method, a static one, or another."""
+        return next((word for word in ("FTWT", "static") if word in self.method), "other")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:

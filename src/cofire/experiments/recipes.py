@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +13,10 @@ from typing import Any, Literal
 from cofire.data.augmenting import Augment
 from cofire.errors import ConfigError, FileError, unknown
 from cofire.files.atomic import read_json
-from cofire.files.strict import override, structure, unstructure
+from cofire.files.strict import differences, override, structure, unstructure
+from cofire.gates import DEFAULT
 from cofire.gates.base import GateConfig, gate_types
-from cofire.gates.ftwt import FTWT
+from cofire.plugins import lookup
 from cofire.pruning import PruneConfig, prune_types
 from cofire.training.recipe import Recipe
 
@@ -41,11 +43,13 @@ class DataPart:
 
 @dataclass(frozen=True, kw_only=True)
 class BackbonePart:
-    """``[backbone]``: a network of the registry, and where its weights come from.
+    """``[backbone]``: a network, and where its weights come from.
 
     Args:
+        name: of the registry, or ``timm:NAME`` or ``torchvision:NAME`` where those packages are installed.
         weights: a .safetensors or .pth file, or the folder of an earlier dense run; ``run:NAME`` is the folder NAME
-            below $COFIRE_RUNS (default: ~/.cache/cofire/runs), ``zoo:NAME`` a model that ships with cofire.
+            below $COFIRE_RUNS (default: ~/.cache/cofire/runs), ``zoo:NAME`` a model that ships with cofire,
+            ``published:NAME`` one of `cofire.backbones.published`.
         args: further arguments, e.g. ``width``.
     """
 
@@ -90,10 +94,15 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.data.val == "test" and self.train.select == "best":
             raise ConfigError('[data] val = "test" would select on the test set; use it with [train] select = "last"')
-        if self.signature is not None and not isinstance(self.gate, FTWT):
-            raise ConfigError("[signature] needs a [gate] of type FTWT")
+        if self.signature is not None and not _takes_signature(self.gate):
+            got = type(self.gate).__name__ if self.gate else "none"
+            raise ConfigError(f"[signature] needs a [gate] of a method that takes a signature, got {got}")
         if self.train.distill and self.backbone.weights is None:
             raise ConfigError("[train] distill learns from the dense model: it needs [backbone] weights")
+
+
+def _takes_signature(config: GateConfig | None) -> bool:
+    return config is not None and any(field.name == "signature" for field in dataclasses.fields(config))
 
 
 def read_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -167,30 +176,41 @@ def as_table(experiment: Experiment) -> dict[str, Any]:
     return table
 
 
+def differing(mine: Experiment, stored: Any) -> list[str]:
+    """Dotted names of the values that make a stored description another run than ``mine``; empty: the same run.
+
+    ``stored`` is what ``as_table`` gave, now or in an older version: an option that it does not have has its default.
+    """
+    with suppress(ConfigError):  # what cannot be parsed, e.g. of a newer version, is compared as it stands
+        stored = as_table(parse_experiment(stored))
+    return differences(as_table(mine), stored)
+
+
 def _gate_config(table: Any) -> GateConfig:
     if not isinstance(table, Mapping):
         raise ConfigError(f"[gate] must be a table, got {table!r}")
     fields = dict(table)
-    types, kind, preset = gate_types(), fields.pop("type", "FTWT"), fields.pop("preset", "default")
-    if kind not in types:
-        raise unknown("gate type", str(kind), types)
-    if preset not in types[kind].presets:
-        raise unknown(f"{kind} preset", str(preset), types[kind].presets)
-    return structure(types[kind], {**types[kind].presets[preset], **fields}, "[gate]")
+    kind, preset = str(fields.pop("type", DEFAULT.__name__)), str(fields.pop("preset", "default"))
+    config_type = lookup("gate type", kind, gate_types)
+    if preset not in config_type.presets:
+        raise unknown(f"{kind} preset", preset, config_type.presets)
+    return structure(config_type, {**config_type.presets[preset], **fields}, "[gate]")
 
 
 def _prune_config(table: Any) -> PruneConfig:
     if not isinstance(table, Mapping) or "type" not in table:
         raise ConfigError(f"[prune] must be a table with the key 'type', one of {sorted(prune_types())}, got {table!r}")
-    fields, types = dict(table), prune_types()
-    if (kind := fields.pop("type")) not in types:
-        raise unknown("prune type", str(kind), types)
-    return structure(types[kind], fields, "[prune]")
+    fields = dict(table)
+    return structure(lookup("prune type", str(fields.pop("type")), prune_types), fields, "[prune]")
 
 
 def read_run(run: str | Path) -> Experiment:
     """The experiment a run folder was made by."""
-    table = read_json(Path(run) / "experiment.json")
+    path = Path(run) / "experiment.json"
+    table = read_json(path)
     if not isinstance(table, Mapping):
-        raise FileError(f"{Path(run) / 'experiment.json'} must hold a table")
-    return parse_experiment(table)
+        raise FileError(f"{path} must hold a table")
+    try:
+        return parse_experiment(table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any
 from rich.table import Table
 
 from cofire import zoo
-from cofire.errors import ConfigError, FileError, unknown
+from cofire.errors import CofireError, ConfigError, FileError, unknown
 from cofire.experiments.paper import Budget, PaperRow, PaperTable, paper_tables
 from cofire.experiments.recipes import Experiment, parse_experiment, read_experiment, read_run
-from cofire.experiments.runs import runs_root, train_experiment
+from cofire.experiments.runs import read_result, runs_root, train_experiment
 from cofire.files.atomic import read_json, write_json
 from cofire.text import markdown, rendered
+
+logger = logging.getLogger("cofire")
 
 Result = dict[str, Any]
 """What `cofire train` writes to result.json."""
@@ -210,20 +212,62 @@ def _make_dense(recipe: str, recipes: Path, results: Path, say: Callable[[str], 
         run_recipe(recipe, 0, recipes, results, say)
 
 
+def add_result(run: str | Path, recipes: Path, results: Path, name: str | None = None) -> Path:
+    """Write what a finished run found to ``results``, as ``<recipe>-s<seed>.json``; returns the file.
+
+    Args:
+        run: its folder.
+        recipes: where the recipe is looked for that makes the run.
+        name: in place of the recipe's, e.g. ``short/cifar10/resnet20``.
+    """
+    result, experiment = read_result(run), read_run(run)
+    named = name or next((name for name, made in _read_recipes(recipes) if _same_but_seed(made, experiment)), None)
+    if named is None:
+        raise ConfigError(
+            f"no recipe below {recipes} makes the run in {run} as it is: add one, or name the result: --as NAME"
+        )
+    path = results / f"{named}-s{experiment.train.seed}.json"
+    write_json(path, result)
+    return path
+
+
+def _read_recipes(folder: Path) -> Iterator[tuple[str, Experiment]]:
+    for path in sorted(folder.rglob("*.toml")):
+        yield path.relative_to(folder).with_suffix("").as_posix(), read_experiment(path)
+
+
 def _read_results(folder: Path) -> Iterator[tuple[Experiment, Result]]:
+    """The results of runs below a folder; a file that is damaged is named in a warning."""
     for path in sorted(folder.rglob("*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(result, dict) and "experiment" in result:
-            yield _without_seed(parse_experiment(result["experiment"])), result
+        try:
+            result = read_json(path)
+            found = _parsed(result) if isinstance(result, dict) and "experiment" in result else None
+        except CofireError as error:
+            logger.warning("%s does not count: %s", path, error)
+            continue
+        if found is not None:
+            yield found, result
+
+
+def _parsed(result: Result) -> Experiment:
+    """What made a result that has everything a row shows."""
+    try:
+        for column in (*_HEADINGS.keys() - {"drop"}, "executed", "executed+heads"):
+            _values(column, [result])
+        made_on([result])
+        _circumstances([result])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FileError(f"a result lacks something, or it has another form: {error!r}") from error
+    return parse_experiment(result["experiment"])
 
 
 def _results_of(experiment: Experiment, found: Sequence[tuple[Experiment, Result]]) -> list[Result]:
-    wanted = _without_seed(experiment)
-    return [result for made_by, result in found if made_by == wanted]
+    return [result for made_by, result in found if _same_but_seed(made_by, experiment)]
 
 
-def _without_seed(experiment: Experiment) -> Experiment:
-    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, seed=0))
+def _same_but_seed(one: Experiment, other: Experiment) -> bool:
+    alike = dataclasses.replace(one.train, seed=other.train.seed)
+    return dataclasses.replace(one, train=alike) == other
 
 
 def _values(column: str, results: Sequence[Result]) -> list[float]:

@@ -13,18 +13,19 @@ import torch
 from torch import nn
 
 from cofire import data, signatures, zoo
-from cofire.backbones import create_backbone
+from cofire.backbones import Backbone, create_backbone
+from cofire.backbones.published import PREFIX, published_file
 from cofire.data.images import AbstractImages, Loader
 from cofire.errors import ConfigError, FileError
 from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import provenance
-from cofire.experiments.recipes import Experiment, as_table, read_run
+from cofire.experiments.recipes import Experiment, as_table, differing, read_run
 from cofire.files.atomic import read_json, write_json
-from cofire.files.strict import differences
-from cofire.gates.ftwt import FTWT
+from cofire.files.card import Card
+from cofire.gates.base import GateConfig
 from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
-from cofire.gates.persistence import load, save
+from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.pruning import prune
@@ -85,6 +86,8 @@ def weights_path(weights: str) -> Path:
     kind, _, name = weights.partition(":")
     if kind == "zoo":
         return zoo.folder(name)
+    if weights.startswith(PREFIX):
+        return published_file(name)
     if kind != "run":
         return Path(weights)
     if not (runs_root() / name / "config.json").exists():
@@ -109,7 +112,10 @@ def _whole_model(experiment: Experiment, sets: Sets) -> nn.Module:
             found = "a pruned one" if describe_backbone(model) == wanted else kind
             raise ConfigError(f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}")
     else:
-        model = create_backbone(part.name, weights=weights, **args)
+        published = part.weights is not None and part.weights.startswith(PREFIX)
+        model = create_backbone(part.name, weights=part.weights if published else weights, **args)
+    if isinstance(model, Backbone):
+        model.input_shape = sets.train.shape
     trace(model, sets.train.shape)  # raises if the images do not fit
     return model
 
@@ -119,16 +125,14 @@ def build_gated(experiment: Experiment, sets: Sets) -> nn.Module:
     model = build_model(experiment, sets)
     if experiment.gate is None:
         return model
-    config = gate_config(experiment, model, sets) if isinstance(experiment.gate, FTWT) else experiment.gate
-    return gate(model, config, input_shape=sets.train.shape)
+    return gate(model, gate_config(experiment, model, sets), input_shape=sets.train.shape)
 
 
-def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
-    """The experiment's FTWT config, its signature worked out."""
-    config = experiment.gate
-    if not isinstance(config, FTWT):
-        raise ConfigError("this needs a [gate] section of type FTWT in the recipe")
-    part = experiment.signature
+def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> GateConfig:
+    """The experiment's gate config, its signature worked out."""
+    config, part = experiment.gate, experiment.signature
+    if config is None:
+        raise ConfigError("this needs a [gate] section in the recipe")
     if part is None:
         return config
     if part.kind == "uniform":
@@ -141,7 +145,18 @@ def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> FTWT:
     else:
         assert part.path is not None
         signature = signatures.read(part.path)
-    return dataclasses.replace(config, signature=signature)
+    chosen: dict[str, Any] = {"signature": signature}  # a field that the recipe's check has found
+    return dataclasses.replace(config, **chosen)
+
+
+def _foretold_config(experiment: Experiment, model: nn.Module, sets: Sets) -> Any:
+    """The same for methods that `estimate` takes: a config with a ``ratio``."""
+    if experiment.gate is None or not experiment.gate.foretold:
+        got = type(experiment.gate).__name__ if experiment.gate else "no [gate] section"
+        raise ConfigError(
+            f"this needs a [gate] section in the recipe, of a method whose cost is known before training, got {got}"
+        )
+    return gate_config(experiment, model, sets)
 
 
 def _ranking_images(experiment: Experiment, sets: Sets) -> Loader:
@@ -167,7 +182,7 @@ def estimate_experiment(
     """The cost table of an experiment's model on its first training images."""
     sets = read_sets(experiment)
     model = build_model(experiment, sets)
-    config = gate_config(experiment, model, sets)
+    config = _foretold_config(experiment, model, sets)
     return estimate(model, config, _training_images(experiment, sets, images), ratios, cascade=cascade)
 
 
@@ -177,7 +192,7 @@ def solve_experiment(
     """The ratio for a budget on an experiment's model."""
     sets = read_sets(experiment)
     model = build_model(experiment, sets)
-    config = gate_config(experiment, model, sets)
+    config = _foretold_config(experiment, model, sets)
     loader = _training_images(experiment, sets, images)
     return solve_ratio(model, config, loader, macs=macs, latency_ms=latency_ms)
 
@@ -191,7 +206,7 @@ def train_experiment(experiment: Experiment, out: str | Path, *, track: Track | 
     table_path, result_path = out / "experiment.json", out / "result.json"
     table = as_table(experiment)
     if table_path.exists():
-        if changed := differences(table, read_json(table_path)):
+        if changed := differing(experiment, read_json(table_path)):
             what = ", ".join(changed)
             raise FileError(f"{out} holds another run (it differs in {what}); choose another folder or remove it")
         if result_path.exists():
@@ -211,7 +226,7 @@ def train_experiment(experiment: Experiment, out: str | Path, *, track: Track | 
     fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track)
     if main:
         report = _tested(model, experiment, sets, "testing")
-        save(model, out)
+        save(model, out, _card(sets, report))
         write_json(result_path, _result(table, origin, estimated, fitted, report, sets))
     with together():
         processes().wait_for_everyone()
@@ -221,11 +236,11 @@ def train_experiment(experiment: Experiment, out: str | Path, *, track: Track | 
 
 def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any] | None:
     """What the gates should save, known before training; read from ``path`` if an earlier start has written it."""
-    if not isinstance(experiment.gate, FTWT):
+    if experiment.gate is None or not experiment.gate.foretold:
         return None
     if not path.exists():
         model = build_model(experiment, sets)
-        config = gate_config(experiment, model, sets)
+        config = _foretold_config(experiment, model, sets)
         loader = _training_images(experiment, sets, 2000)
         found: dict[str, Any] = {"images": len(loader.images)}
         for way, cascade in (("independent", False), ("cascade", True)):
@@ -268,9 +283,23 @@ def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> 
 
 
 def compile_run(run: str | Path) -> Engine:
-    """A finished run's model as an engine that takes pixels in [0, 1]: the run's normalisation is its first op."""
-    test = read_sets(read_run(run)).test
-    return Engine(normalised(lower(load(run)), test.mean, test.std))
+    """A model folder as an engine that takes pixels in [0, 1]: the normalisation on its card is the first op."""
+    card = run_card(run)
+    return Engine(normalised(lower(load(run), card.input_shape), card.mean, card.std))
+
+
+def run_card(run: str | Path) -> Card:
+    """The card of the model in a folder; a run of cofire 0.1 has none, so that its data set is read."""
+    return read_card(run) or _card(read_sets(read_run(run)))
+
+
+def _card(sets: Sets, report: Report | None = None) -> Card:
+    test = sets.test
+    known = Card(input_shape=test.shape, mean=test.mean, std=test.std, classes=test.classes, data=sets.train.name)
+    if report is None:
+        return known
+    executed = report.dense_macs * (1 - report.reduction["executed"])
+    return dataclasses.replace(known, n=report.n, top1=report.top1, macs=round(executed))
 
 
 def _result(

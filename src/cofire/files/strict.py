@@ -6,6 +6,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar, Union
 
 from cofire.errors import ConfigError, unknown
@@ -58,6 +59,23 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
         return [] if one == other else [where or "everything"]
     names = [*one, *(key for key in other if key not in one)]
     inner = [differences(one.get(key), other.get(key), f"{where}.{key}" if where else str(key)) for key in names]
+    return [name for names in inner for name in names]
+
+
+def same_run(mine: Any, stored: Any, where: str = "") -> list[str]:
+    """Dotted names of the values in which the ``stored`` description of a run is not ``mine``; empty: the same run.
+
+    ``mine`` is a dataclass, or nested tables with dataclasses in them. Those are compared as parsed values: an option
+    that ``stored`` does not have, because it is older, has its default there.
+    """
+    if dataclasses.is_dataclass(mine) and not isinstance(mine, type):
+        with suppress(ConfigError):  # what cannot be parsed, e.g. of a newer version, is compared as it stands
+            stored = unstructure(structure(type(mine), stored, where))
+        return differences(unstructure(mine), stored, where)
+    if not (isinstance(mine, Mapping) and isinstance(stored, Mapping)):
+        return differences(unstructure(mine), stored, where)
+    names = [*mine, *(key for key in stored if key not in mine)]
+    inner = [same_run(mine.get(key), stored.get(key), f"{where}.{key}" if where else str(key)) for key in names]
     return [name for names in inner for name in names]
 
 

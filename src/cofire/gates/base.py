@@ -239,6 +239,8 @@ class LinearHead:
         bias: (O,).
         top: so many filters with the largest logits run; None: those above the threshold.
         scale: filters that run are multiplied with max(logit, 0), ``shift`` (O,) is added.
+        source: the head reads what this module makes of the image, not the site's input. A single row of ``weight``
+            decides for a branch as a whole.
     """
 
     weight: Tensor
@@ -248,6 +250,7 @@ class LinearHead:
     top: int | None = None
     scale: bool = False
     shift: Tensor | None = None
+    source: nn.Module | None = None
 
     def chosen(
         self, x_BIHW: Tensor, threshold: float, pooled: Callable[[Tensor], Tensor] = lambda x_BI: x_BI
@@ -278,7 +281,7 @@ class Compiling(Protocol):
     """A method that the native engine can run."""
 
     def lower(self, site: Site) -> LinearHead:
-        """The head that decides at a site of filters."""
+        """The head that decides at a site of filters, or for a branch."""
 
 
 def _switched_off(y_BOHW: Tensor, mask: Tensor) -> Tensor:

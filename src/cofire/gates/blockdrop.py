@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cofire.errors import ConfigError
 from cofire.files.strict import check
-from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
 from cofire.graph.cost import cost
 from cofire.graph.graph import Graph, trace
 from cofire.graph.masks import BlockMask
@@ -53,15 +53,22 @@ class BlockDrop(GateConfig):
             raise ConfigError(f"BlockDrop needs penalty, curriculum, entropy >= 0 and width >= 1, got {got}")
 
 
-def policy_network(channels: int, width: int, branches: int) -> nn.Sequential:
-    """Images (B, channels, H, W) -> a logit per branch."""
-    layers: list[nn.Module] = []
-    sizes = (channels, width, 2 * width, 4 * width)
-    for inputs, outputs in pairwise(sizes):
-        layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-    final_layer = nn.Linear(sizes[-1], branches)
-    nn.init.constant_(final_layer.bias, 2.0)  # most branches run at the beginning
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), final_layer)
+class Policy(nn.Module):
+    """Images (B, channels, H, W) -> a logit per branch: three strided convs, a mean, a linear map."""
+
+    def __init__(self, channels: int, width: int, branches: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        sizes = (channels, width, 2 * width, 4 * width)
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Conv2d(inputs, outputs, 3, 2, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+        self.features = nn.Sequential(*layers)
+        self.linear = nn.Linear(sizes[-1], branches)
+        nn.init.constant_(self.linear.bias, 2.0)  # most branches run at the beginning
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        logits_BS: Tensor = self.linear(self.features(x_BCHW).mean((2, 3)))
+        return logits_BS
 
 
 @final
@@ -76,7 +83,7 @@ class BlockDropMethod(AbstractMethod):
         super().__init__(config, graph)
         if "policy" in self._keys.values():
             raise ConfigError("a residual branch is named 'policy', as the policy network is; rename its module")
-        self.policy = policy_network(graph.input_shape[0], config.width, len(self.sites))
+        self.policy = Policy(graph.input_shape[0], config.width, len(self.sites))
         self.policy_macs = cost(trace(self.policy, graph.input_shape), {}).dense_total
         self.free = 1 if config.curriculum else len(self.sites)  # how many of the last branches it decides on
         self._logits_BS = torch.zeros(0)
@@ -132,6 +139,12 @@ class BlockDropMethod(AbstractMethod):
         """What decisions earn, (B,): 1 - (share of branches that ran) ^ 2 for a right answer, else -penalty."""
         right_B = logits_BK.detach().argmax(1) == label_B
         return torch.where(right_B, 1 - on_BS.mean(1).square(), -self.config.penalty)
+
+    def lower(self, site: Site) -> LinearHead:
+        number = list(self.sites).index(site.name)
+        linear = self.policy.linear
+        weight, bias = linear.weight[number : number + 1], linear.bias[number : number + 1]
+        return LinearHead(weight=weight, bias=bias, pool="avg", source=self.policy.features)
 
     def on_epoch(self, epoch: int, epochs: int) -> None:
         branches, curriculum = len(self.sites), self.config.curriculum

@@ -88,6 +88,12 @@ class GatedModel(nn.Module):
         return self.graph.units
 
     @property
+    def last_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of the last forward's input; the graph's before the first."""
+        channels, height, width = self.switchboard.input_shape or self.graph.input_shape
+        return channels, height, width
+
+    @property
     def decisions(self) -> dict[str, Decision]:
         """Site -> what was decided there in the last forward; empty before the first."""
         return dict(self.switchboard.decisions)
@@ -223,7 +229,7 @@ def gate(
 
     Args:
         model: any module torch.fx can trace, taking one (B, C, H, W) batch.
-        config: of a registered method, e.g. ``FTWT(ratio=0.9)``.
+        config: of a registered method.
         filter_fn: called with each :class:`Unit` that could be gated; False leaves it open.
         input_shape: (C, H, W) of an image, for the MACs and for leaving out gates that cannot pay. Default:
             what a registered backbone was made for, else 224 x 224.

@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from cofire.backbones import create_backbone
-from cofire.errors import CofireError, ConfigError, FileError, unknown
+from cofire.backbones import Backbone, create_backbone
+from cofire.errors import CofireError, ConfigError, FileError
 from cofire.files.atomic import MODEL_FORMAT, read_json, read_tensors, write_model
-from cofire.files.strict import structure
+from cofire.files.card import Card
+from cofire.files.strict import structure, unstructure
 from cofire.gates.base import GateConfig, gate_types
 from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
+from cofire.plugins import lookup
 
 
-def save(model: nn.Module, folder: str | Path) -> Path:
-    """Write ``model``, gated or plain, into ``folder``; an older model there is replaced.
+def save(model: nn.Module, folder: str | Path, card: Card | None = None) -> Path:
+    """Write ``model``, gated or plain, into ``folder``; an older model there is replaced, its card too.
 
     A backbone of the registry, pruned or not, can be loaded without the code that made it; any other model needs to
     be handed to :func:`load` again.
+
+    Args:
+        card: what the model expects of images, and what is known of it; :func:`read_card` reads it.
     """
-    if isinstance(model, GatedModel):
-        return model.save(folder)
-    described = {"backbone": describe_backbone(model), "filters": num_filters(model), "gate": None}
-    return write_model(folder, model.state_dict(), described)
+    described = model.describe() if isinstance(model, GatedModel) else _describe_plain(model)
+    return write_model(
+        folder, model.state_dict(), described if card is None else described | {"card": unstructure(card)}
+    )
+
+
+def _describe_plain(model: nn.Module) -> dict[str, Any]:
+    shape = {"input_shape": list(model.input_shape)} if isinstance(model, Backbone) else {}
+    return {"backbone": describe_backbone(model), "filters": num_filters(model), "gate": None, **shape}
+
+
+def read_card(folder: str | Path) -> Card | None:
+    """The card of the model in ``folder``; None if it has none, as those that cofire 0.1 saved."""
+    path = Path(folder) / "config.json"
+    table = _read_config(path).get("card")
+    try:
+        return None if table is None else structure(Card, table, "card")
+    except ConfigError as error:
+        raise FileError(f"{path} is damaged: {error}") from error
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
@@ -38,11 +58,8 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
             wide as it was before pruning.
     """
     folder = Path(folder)
-    config = read_json(folder / "config.json")
+    config = _read_config(folder / "config.json")
     tensors, _ = read_tensors(folder / "model.safetensors")
-    if not isinstance(config, Mapping) or config.get("format") != MODEL_FORMAT:
-        found = config.get("format") if isinstance(config, Mapping) else config
-        raise FileError(f"{folder / 'config.json'} must have format {MODEL_FORMAT!r}, got {found!r}")
     try:
         loaded = rebuild(config, model, tensors, str(folder))
     except CofireError:
@@ -51,6 +68,14 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         raise FileError(f"{folder / 'config.json'} is damaged: {error!r}") from error
     fill(loaded, tensors, str(folder))
     return loaded.eval()
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    config = read_json(path)
+    if not isinstance(config, Mapping) or config.get("format") != MODEL_FORMAT:
+        found = config.get("format") if isinstance(config, Mapping) else config
+        raise FileError(f"{path} must have format {MODEL_FORMAT!r}, got {found!r}")
+    return config
 
 
 def rebuild(config: Mapping[str, Any], model: nn.Module | None, tensors: Mapping[str, Tensor], where: str) -> nn.Module:
@@ -63,16 +88,24 @@ def rebuild(config: Mapping[str, Any], model: nn.Module | None, tensors: Mapping
         model = create_backbone(config["backbone"]["name"], **config["backbone"]["args"])
     if config.get("filters", num_filters(model)) != num_filters(model):  # it was pruned
         model = _narrowed(model, tensors)
+    model = copy.deepcopy(model)
+    shape = _shape(config["input_shape"]) if "input_shape" in config else None
+    if isinstance(model, Backbone) and shape is not None:
+        model.input_shape = shape
     if config["gate"] is None:
-        return copy.deepcopy(model)
+        return model
     groups = set(config["groups"])
     gate_config = gate_config_from(config["gate"], f"{where} gate")
-    shape = tuple(config["input_shape"])
     gated = gate(model, gate_config, filter_fn=lambda unit: unit.group in groups, input_shape=shape)
     if set(gated.gates) != groups:
         raise FileError(f"{where}: the model has no units {sorted(groups - set(gated.gates))}; is it the right one?")
     gated.threshold = config["threshold"]
     return gated
+
+
+def _shape(values: Sequence[Any]) -> tuple[int, int, int]:
+    channels, height, width = map(int, values)
+    return channels, height, width
 
 
 def _narrowed(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -102,10 +135,7 @@ def _narrowed(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def gate_config_from(table: Mapping[str, Any], where: str) -> GateConfig:
     """A gate config from ``{type, fields}``."""
-    types = gate_types()
-    if table["type"] not in types:
-        raise unknown("gate type", table["type"], types)
-    return structure(types[table["type"]], table["fields"], where)
+    return structure(lookup("gate type", str(table["type"]), gate_types), table["fields"], where)
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:

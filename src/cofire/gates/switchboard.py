@@ -32,10 +32,12 @@ class Switchboard:
         self.observer: Observer | None = None
         self.decisions: dict[str, Decision] = {}
         self.seen: dict[str, Any] = {}
+        self.input_shape: tuple[int, ...] | None = None
 
     def begin(self, x_BCHW: Tensor) -> None:
         """A new batch."""
         self.decisions, self.seen = {}, {}
+        self.input_shape = tuple(x_BCHW.shape[1:])
         self.method.begin(x_BCHW)
 
     def decided(self, name: str, x_BIHW: Tensor) -> Decision | None:

@@ -153,7 +153,8 @@ class Engine:
         """Inside the block this thread's calls run with the masks given, group -> (O,) or (B, O) of 0/1.
 
         Groups left out decide for themselves. With ``heads=True`` heads are evaluated all the same: what a gated
-        model costs, with masks of your choice.
+        model costs, with masks of your choice. Where filters have factors too, those are 1 for forced groups, and
+        with ``heads=True`` what the heads say.
         """
         last = self._last
         before = last.forced, last.heads
@@ -165,7 +166,10 @@ class Engine:
             last.forced, last.heads = before
 
     def logits(self, x_BCHW: Any) -> dict[str, NDArray[np.float32]]:
-        """Group -> (B, O): what the heads say, filter by filter; a filter runs if it is above the threshold."""
+        """Group -> (B, O): what the heads say, filter by filter.
+
+        A filter runs if its logit is above the threshold, or among the largest where the head takes so many of them.
+        """
         x = self._images(x_BCHW)
         found = np.zeros(len(x) * self._filters, np.float32)
         self._run(x, 1, logits=found)

@@ -1,59 +1,113 @@
-"""Units and gates of a gated model -> which calls carry which gate in its program."""
+"""Sites and heads of a gated model -> which calls carry which gate in its program."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cofire.errors import CompileError
 from cofire.gates.base import Compiling, LinearHead
 from cofire.gates.gating import GatedModel
 from cofire.graph.graph import Graph
 from cofire.graph.ops import Op as Call
+from cofire.graph.units import Site, Unit
 from cofire.runtime.program import Gate, Group, Head
 
 
-def lower_gates(gated: GatedModel, graph: Graph) -> tuple[tuple[Group, ...], dict[str, Gate]]:
-    """The groups, and call -> gate: on every call from a unit's conv to its end, with the head on a group's first conv.
+@dataclass(frozen=True)
+class LoweredGates:
+    """What a program needs to know of the gates.
+
+    Args:
+        groups: filters that are decided on together.
+        of_call: call -> gate: on every call from a unit's conv to its end, with the head on a group's first conv.
+        shifts: call behind which filters are rescaled -> what is added then, (O,).
+        looks: call whose head reads what a module makes of the image -> that module.
+    """
+
+    groups: list[Group] = field(default_factory=list)
+    of_call: dict[str, Gate] = field(default_factory=dict)
+    shifts: dict[str, Tensor] = field(default_factory=dict)
+    looks: dict[str, nn.Module] = field(default_factory=dict)
+
+    def add(self, graph: Graph, name: str, units: tuple[Unit, ...], head: LinearHead) -> None:
+        """A group of units that ``head`` decides for."""
+        gate = Gate(group=len(self.groups), head=None)
+        self.groups.append(Group(name=name, filters=units[-1].out_channels))
+        for unit in units:
+            self.of_call.update({call.name: gate for call in _unmixed(graph, unit)})
+        first = units[0].conv
+        self.of_call[first] = dataclasses.replace(gate, head=_program_head(head))
+        if head.shift is not None:
+            self.shifts[units[-1].out] = copied(head.shift)
+        if head.source is not None:
+            self.looks[first] = head.source
+
+
+def lower_gates(gated: GatedModel, graph: Graph) -> LoweredGates:
+    """The gates of a model at the shape of ``graph``.
 
     Raises:
-        CompileError: a gate is of a kind the engine does not know, or sits where it cannot.
+        CompileError: the method is one the engine cannot run, or a mask sits where it cannot.
     """
-    method = gated.gates
+    method, lowered = gated.gates, LoweredGates()
     if not isinstance(method, Compiling):
         raise CompileError(f"the engine has nothing like {gated.config.label}; run the gated model in PyTorch")
     if gated.threshold is not None and not math.isfinite(gated.threshold):
         raise CompileError(f"the threshold must be finite, got {gated.threshold}; set gated.threshold")
-    groups: list[Group] = []
-    gates: dict[str, Gate] = {}
-    for number, site in enumerate(graph.sites):
-        groups.append(Group(name=site.name, filters=site.filters))
-        follow = Gate(group=number, head=None)
-        for unit in site.units:
-            calls = _from_to(graph, unit.conv, unit.out)
-            mixing = [call.name for call in calls if call.conv is not None and call.name != unit.conv]
-            if mixing:
-                raise CompileError(
-                    f"unit {unit.name!r}: its mask must come before {mixing[0]!r}, which mixes channels, but sits "
-                    f"behind it, on {unit.out!r}, so that no filter can be left out; gate the model with site='pre_add'"
-                )
-            gates |= {call.name: follow for call in calls}
-        gates[site.first] = Gate(group=number, head=_program_head(method.lower(site)))
-    return tuple(groups), gates
+    for site in graph.sites:
+        head = method.lower(site)
+        if site.kind == "filters":
+            lowered.add(graph, site.name, site.units, head)
+        elif site.kind == "block":
+            for unit in _branch(site):  # a branch is off where each of its convs is, as a whole
+                lowered.add(graph, unit.name, (unit,), head)
+        else:
+            raise CompileError(f"site {site.name!r}: the engine has no masks of {site.kind}; run the model in PyTorch")
+    return lowered
+
+
+def _branch(site: Site) -> tuple[Unit, ...]:
+    """The convs of a branch, all of which the engine must be able to leave out."""
+    left_out = {unit.conv for unit in site.units}
+    if site.out != site.units[-1].out or set(site.convs) != left_out:
+        raise CompileError(
+            f"branch {site.name!r} must end with its last conv's norm and hold no linear layer for the engine to leave "
+            "it out; run the gated model in PyTorch"
+        )
+    return site.units
 
 
 def _program_head(head: LinearHead) -> Head:
-    bias = None if head.bias is None else copied(head.bias)
-    if head.top is not None or head.scale or head.pool not in ("max", "avg"):
-        raise CompileError("the engine does not know this form of head yet")
-    return Head(pool=head.pool, softmax=head.softmax, weight=copied(head.weight), bias=bias)
+    return Head(
+        pool=head.pool,
+        softmax=head.softmax,
+        weight=copied(head.weight),
+        bias=None if head.bias is None else copied(head.bias),
+        top=head.top,
+        scale=head.scale,
+    )
 
 
 def copied(weight: Tensor) -> Tensor:
     """A tensor as programs hold them."""
     return weight.detach().to("cpu", torch.float32, copy=True).contiguous()
+
+
+def _unmixed(graph: Graph, unit: Unit) -> list[Call]:
+    """The calls from a unit's conv to its end, none of which may mix channels."""
+    calls = _from_to(graph, unit.conv, unit.out)
+    mixing = [call.name for call in calls if call.conv is not None and call.name != unit.conv]
+    if mixing:
+        raise CompileError(
+            f"unit {unit.name!r}: its mask must come before {mixing[0]!r}, which mixes channels, but sits "
+            f"behind it, on {unit.out!r}, so that no filter can be left out; gate the model with site='pre_add'"
+        )
+    return calls
 
 
 def _from_to(graph: Graph, first: str, last: str) -> list[Call]:

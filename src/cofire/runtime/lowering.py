@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from cofire.graph.walk import Walk
 from cofire.runtime.building import ArrangementError, Builder
 from cofire.runtime.elementwise import Bend, Scaling, recognised
 from cofire.runtime.folding import folded
-from cofire.runtime.gates import copied, lower_gates
-from cofire.runtime.program import Activation, Add, Affine, Conv, Gate, Group, Mul, Pool, Program
+from cofire.runtime.gates import LoweredGates, copied, lower_gates
+from cofire.runtime.program import Activation, Add, Affine, Conv, Group, Mul, Pool, Program, Rescale
 from cofire.runtime.windows import CONV, arguments, conv_window, own_padding, pool_window
 
 SUPPORTED = (
@@ -44,23 +45,22 @@ def lower(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> 
         CompileError: the engine has nothing like some call or gate; names it and lists what there is.
         TraceError: the model cannot be traced, or does not run at ``input_shape``.
     """
-    groups: tuple[Group, ...] = ()
-    gates: dict[str, Gate] = {}
+    threshold, gates = 0.0, LoweredGates()
     if isinstance(model, GatedModel):
         graph = model.graph.at(input_shape or model.graph.input_shape)
-        groups, gates = lower_gates(model, graph)
+        threshold, gates = model.threshold or 0.0, lower_gates(model, graph)
     else:
         graph = trace(model, input_shape)
     walk = _Lowering(graph, gates)
     with torch.no_grad(), evaluating(graph.root):
-        walk.run(_two_images(graph))
-    return folded(walk.program(groups, (model.threshold or 0.0) if isinstance(model, GatedModel) else 0.0))
+        walk.run(_two_images(graph.root, graph.input_shape))
+    return folded(walk.program(tuple(gates.groups), threshold))
 
 
-def _two_images(graph: Graph) -> Tensor:
-    tensors = [*graph.root.parameters(), *graph.root.buffers()]
+def _two_images(model: nn.Module, shape: tuple[int, int, int]) -> Tensor:
+    tensors = [*model.parameters(), *model.buffers()]
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.zeros(1))
-    return torch.zeros(2, *graph.input_shape, device=like.device, dtype=like.dtype)
+    return torch.zeros(2, *shape, device=like.device, dtype=like.dtype)
 
 
 class _Lowering(Walk):
@@ -69,14 +69,18 @@ class _Lowering(Walk):
     Every call becomes one op or more, unfused; calls that only move data become ops where something reads the result.
     """
 
-    def __init__(self, graph: Graph, gates: Mapping[str, Gate]) -> None:
+    def __init__(self, graph: Graph, gates: LoweredGates, inside: _Lowering | None = None) -> None:
+        """``inside`` is the walk whose input and ops this one shares."""
         super().__init__(graph.root, graph.calls)
+        self.input_shape = graph.input_shape
         self.extra_traceback = False  # our errors name the call themselves
         self.calls = {call.name: call for call in graph.ops}
-        self.gates = gates
-        self.layers = {op.name: name for name, op in graph.layers.items()}
-        self.builder = Builder(set(self.layers.values()))
-        self.first = self.last = -1
+        self.gates, self.shifts, self.looks = dict(gates.of_call), gates.shifts, gates.looks
+        own = "" if inside is None else "gates."  # apart from the network's layers, whatever those are called
+        self.layers = {op.name: own + name for name, op in graph.layers.items()}
+        self.builder: Builder = Builder(set(self.layers.values())) if inside is None else inside.builder
+        self.first: int = -1 if inside is None else inside.first
+        self.last = -1
         self.last_shape: tuple[int, ...] = ()
 
     def program(self, groups: tuple[Group, ...], threshold: float) -> Program:
@@ -100,6 +104,8 @@ class _Lowering(Walk):
                 self._end(n, result)
             else:
                 self.ids[n] = self._lowered(n, call, sources)
+                if n.name in self.shifts:
+                    self._rescale(n, call)
                 self._follow_writes(n, result)
         except ArrangementError as error:
             raise self._refused(n, str(error)) from None
@@ -127,7 +133,7 @@ class _Lowering(Walk):
                 return self.ids[sources[0]]
             buffer = made
         elif call.kind == "input":
-            buffer = self.first = self.builder.buffer(call.shape)
+            buffer = self._begin(call)
         elif call.kind == "conv":
             buffer = self._conv2d(n, call, callee, sources[0])
         elif call.kind == "linear":
@@ -141,6 +147,30 @@ class _Lowering(Walk):
         else:
             raise self._refused(n, "there is no such op")
         return _of_both(self.builder.ids(buffer, call.shape))
+
+    def _begin(self, call: Call) -> int:
+        """The input's buffer, and behind it what heads want to see of the image."""
+        if self.first >= 0:
+            return self.first
+        self.first = self.builder.buffer(call.shape)
+        seen: dict[nn.Module, int] = {}
+        for conv, module in self.looks.items():
+            if module not in seen:
+                look = _Lowering(trace(module, self.input_shape), LoweredGates(), self)
+                with evaluating(module):
+                    look.run(_two_images(module, self.input_shape))
+                seen[module] = look.last
+            gate = self.gates[conv]
+            assert gate.head is not None
+            self.gates[conv] = replace(gate, head=replace(gate.head, src=seen[module]))
+        return self.first
+
+    def _rescale(self, n: fx.Node, call: Call) -> None:
+        """Filters are multiplied with their factors behind a call, and shifted."""
+        buffer, gate = self._read(n), replace(self.gates[n.name], head=None)
+        attrs: dict[str, Any] = {"act": "none", "slope": 0.0, "shift": self.shifts[n.name]}
+        scaled = self.builder.emit(Rescale, n.name, (buffer,), call.shape, gate, **attrs)
+        self.ids[n] = _of_both(self.builder.ids(scaled, call.shape))
 
     def _end(self, n: fx.Node, result: Any) -> None:
         if not isinstance(result, Tensor) or len(n.all_input_nodes) != 1:

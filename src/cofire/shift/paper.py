@@ -8,6 +8,9 @@ from functools import cache
 from cofire.experiments.paper import Budget, read_paper
 from cofire.files.strict import structure
 
+PUBLISHED = ("dense", "FTWT", "Taylor", "uniform")
+"""The models that the paper compares."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRow:
@@ -19,6 +22,11 @@ class PaperRow:
     taylor: float
     uniform: float
     without_softmax: float | None = None
+
+    @property
+    def published(self) -> tuple[float, ...]:
+        """In the order of ``PUBLISHED``."""
+        return self.dense, self.ftwt, self.taylor, self.uniform
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from cofire.evaluation import Report
 from cofire.files.strict import structure
 from cofire.graph.cost import COLUMNS
 from cofire.shift.drift import Drift
-from cofire.shift.paper import paper
+from cofire.shift.paper import PUBLISHED, paper
 from cofire.text import Grid, rendered
 
 
@@ -149,12 +149,12 @@ class Shift:
     def _brier(self, name: str) -> Grid:
         """The paper's form: a row for each severity, a column for each model; the paper's own beside."""
         known = paper().rows(self.data, name)
-        published = ("dense", "FTWT", "Taylor", "uniform") if known else ()
+        published = PUBLISHED if known else ()
         rows = []
         for points in zip(*self.points[name].values(), strict=True):
             severity = points[0].severity
             row = known.get(severity)
-            theirs = (row.dense, row.ftwt, row.taylor, row.uniform) if row else (None,) * len(published)
+            theirs = row.published if row else (None,) * len(published)
             rows.append([f"{severity:g}", *(f"{point.brier:.3f}" for point in points), *map(_published, theirs)])
         note = f"; the paper's are of {paper().network}" if known else ""
         return Grid(

@@ -15,6 +15,7 @@ from torch import nn
 
 from cofire.errors import FileError, unknown
 from cofire.files.atomic import read_json
+from cofire.gates.persistence import gate_config_from
 from cofire.gates.persistence import load as load_folder
 from cofire.text import percent
 
@@ -55,16 +56,23 @@ def entry(name: str) -> Entry:
     """What is known of a model."""
     result: dict[str, Any] = read_json(folder(name) / "result.json")
     experiment, test = result["experiment"], result["test"]
-    gate = experiment.get("gate")
     return Entry(
         name=name,
         network=experiment["backbone"]["name"],
         data=experiment["data"]["name"],
-        method=f"{gate['type']} r = {gate['ratio']:g}" if gate else "dense",
+        method=_method(folder(name), experiment),
         n=test["n"],
         top1=test["top1"],
         reduction=test["reduction"],
     )
+
+
+def _method(run: Path, experiment: dict[str, Any]) -> str:
+    """What makes the model cheaper than its network: pruning, gates, both or nothing."""
+    parts = [f"{prune['type']}, {percent(prune['macs'], 0)} of the MACs"] if (prune := experiment.get("prune")) else []
+    if gate := read_json(run / "config.json")["gate"]:
+        parts.append(gate_config_from(gate, f"{run} gate").label)
+    return " and ".join(parts) or "dense"
 
 
 def copy(name: str, out: str | Path) -> Path:

@@ -1,0 +1,113 @@
+"""``cofire results``: finished runs become files below results/, and those become the tables of README and docs.
+
+No number in a document is typed by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cofire.errors import CofireError, FileError
+from cofire.experiments.reproduce import add_result, reproduce
+from cofire.files.atomic import read_json, write_text
+from cofire.measured import MEASURED
+from cofire.text import markdown
+
+logger = logging.getLogger("cofire")
+
+DOCUMENTS = {
+    "README.md": ("cifar10", "imagenet"),
+    "docs/reproduce.md": ("options",),
+    "docs/shift.md": ("shift",),
+    "docs/engine.md": ("engine",),
+}
+"""Document -> the tables between its markers."""
+BEGIN, END = "<!-- results: ", "<!-- end of results -->"
+
+app = typer.Typer(
+    no_args_is_help=True, help="Result files of finished runs, and the tables that documents show of them."
+)
+Root = Annotated[Path, typer.Option(help="The clone of cofire, with recipes/, results/ and docs/.")]
+
+
+@app.command()
+def add(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.", metavar="RUN...")],
+    name: Annotated[
+        str | None, typer.Option("--as", help="Name below results/; default: that of the recipe that makes the run.")
+    ] = None,
+    root: Root = Path(),
+) -> None:
+    """Put what finished runs found into results/, each as RECIPE-sSEED.json."""
+    for run in runs:
+        typer.echo(add_result(run, root / "recipes", root / "results", name))
+
+
+@app.command()
+def table(
+    write: Annotated[bool, typer.Option("--write", help="Put them into README.md and docs/.")] = False,
+    root: Root = Path(),
+) -> None:
+    """Print the tables of all documents, made of what is in results/; with --write, put them in their places."""
+    damaged = 0
+    for document, names in DOCUMENTS.items():
+        try:
+            if write:
+                write_text(root / document, written(document, root))
+            else:
+                typer.echo(tables(names, root))
+        except CofireError as error:
+            logger.warning("%s is left as it is: %s", document, error)
+            damaged += 1
+    if damaged:
+        raise FileError(f"{damaged} of {len(DOCUMENTS)} documents could not be made; the others are done")
+
+
+def written(document: str, root: Path) -> str:
+    """A document's text with what stands between its markers replaced."""
+    before, found, rest = (root / document).read_text(encoding="utf-8").partition(BEGIN)
+    note, _, rest = rest.partition("\n")
+    _, ends, after = rest.partition(END)
+    if not (found and ends):
+        raise FileError(f"{root / document} must have the markers {BEGIN!r} and {END!r}")
+    return f"{before}{BEGIN}{note}\n{tables(DOCUMENTS[document], root)}\n{END}{after}"
+
+
+def tables(names: Sequence[str], root: Path) -> str:
+    """Tables by name, as Markdown; those of which nothing was run are left out."""
+    return "\n\n".join(filter(None, (_table(name, root) for name in names)))
+
+
+def _table(name: str, root: Path) -> str:
+    if name == "engine":
+        return _engine(root / "results" / "bench_latency.json")
+    if name in MEASURED:
+        measured = MEASURED[name].read("short", root / "recipes", root / "results")
+        return MEASURED[name].table(measured).to_markdown() if measured else ""
+    found = reproduce(name, recipes=root / "recipes", results=root / "results")
+    if not any(row.results for row in found.rows):
+        return ""
+    return f"{found.table.title}, made on {found.machines()}:\n\n{found.to_markdown(only_run=True)}"
+
+
+def _engine(path: Path) -> str:
+    """What `benchmarks/latency.py` found; bold: within its limit."""
+    found = read_json(path)
+    try:
+        networks = found["networks"]
+        shares = sorted({row["macs"] for found in networks.values() for row in found["rows"]}, reverse=True)
+        rows = []
+        for name, found in networks.items():
+            cell = {row["macs"]: f"{row['middle']:.3f}" for row in found["rows"]}
+            cell |= {row["macs"]: f"**{cell[row['macs']]}**" for row in found["rows"] if row["middle"] <= row["limit"]}
+            against = sorted({run["fastest_dense"] for run in found["runs"]})
+            pixels = found["runs"][0]["input_shape"][-1]
+            rows.append([f"{name}, {pixels}", *(cell.get(share, "") for share in shares), ", ".join(against)])
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise FileError(f"{path} is damaged: {error!r}") from error
+    return markdown(["network, pixels", "dense", *(f"{100 * s:.0f} % of MACs" for s in shares[1:]), "against"], rows)

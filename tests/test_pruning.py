@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nets import SHAPE, Net, bn, conv, fc, images, inverted_net, mixed_net, option_a_net
+from pruned import unheard
 from small import OwnNet, digest, tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 
@@ -101,17 +101,6 @@ def gated_off(model: nn.Module, masks: dict[str, Tensor], x: Tensor) -> Tensor:
     gated = gate(model, Fixed(always=True), filter_fn=lambda unit: unit.group in masks, input_shape=tuple(x.shape[1:]))
     with gated.eval().force(masks):
         return gated(x)
-
-
-@torch.no_grad()
-def unheard(model: nn.Module, channels: Channels, masks: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Logits of a copy in which every layer that reads a removed channel has a weight of zero for it."""
-    deaf = copy.deepcopy(model)
-    for name, group in channels.groups.items():
-        for layer, channel_I in group.inputs.items():
-            off_I = torch.cat([~masks[name], torch.tensor([False])])[channel_I]
-            deaf.get_submodule(layer).weight[:, off_I] = 0
-    return deaf(x)
 
 
 # What a pruned module computes

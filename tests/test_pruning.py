@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from nets import SHAPE, Net, bn, conv, fc, images, inverted_net, mixed_net, option_a_net
 from pruned import unheard
-from small import OwnNet, digest, tiny_gated, tiny_images, tiny_plain
+from small import ROOT, OwnNet, digest, tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 
+import cofire
 from cofire import (
     FTWT,
     ConfigError,
@@ -36,7 +38,18 @@ from cofire import (
     trace,
 )
 from cofire.gates.fixed import Fixed
-from cofire.pruning import FPGM, L1, Random, Taylor, prune_types
+from cofire.pruning import (
+    FPGM,
+    L1,
+    Random,
+    Taylor,
+    allocations,
+    base,
+    prune_types,
+    recoveries,
+    register_allocation,
+    register_recovery,
+)
 from cofire.pruning.allocation import shares, within_budget
 from cofire.pruning.base import allocate, scores
 from cofire.pruning.channels import Channels
@@ -339,6 +352,49 @@ def test_a_width_written_into_the_forward_is_found() -> None:
     net = Net(lambda m, x: m.fc(F.relu(m.only(x)).mean((2, 3)).view(-1, 16)), only=conv(3, 16), fc=fc(16))
     with pytest.raises(NoUnitError, match=r"Linear \(fc\) reads it through a split, shuffle or shape that"):
         prune(net, L1(macs=0.5), input_shape=SHAPE)
+
+
+def test_every_method_has_a_row_in_the_docs() -> None:
+    page = (ROOT / "docs" / "static-pruning.md").read_text()
+    ours = [config for config in prune_types().values() if config.__module__.startswith("cofire.")]
+    for name in {config.__name__ for config in ours}:
+        assert page.count(f"\n| `{name}` | ") >= 1, name
+    for part in (*allocations(), *recoveries()):
+        assert f"`{part}`" in page, part
+
+
+def test_the_old_name_of_random_is_known() -> None:
+    assert cofire.Uniform is cofire.Random is prune_types()["Uniform"] is prune_types()["Random"]
+
+
+def test_unknown_parts_are_named() -> None:
+    with pytest.raises(ConfigError, match="unknown allocation 'globl'; did you mean 'global'"):
+        L1(macs=0.5, allocation="globl")
+    with pytest.raises(ConfigError, match="unknown recovery 'norm'; did you mean 'norms'"):
+        L1(macs=0.5, recovery="norm")
+    with pytest.raises(ConfigError, match="an allocation named 'uniform' is registered already"):
+        register_allocation("uniform")
+    with pytest.raises(ConfigError, match="a recovery named 'norms' is registered already"):
+        register_recovery("norms")
+
+
+def test_scores_are_checked() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(PruneConfig):
+        value: float = 0.0
+        size: int = 8
+
+    @register_criterion(Broken)
+    def broken(model: nn.Module, channels: Channels, loader: Any, config: Broken) -> dict[str, Tensor]:
+        return {name: torch.full((config.size,), config.value) for name in channels.groups}
+
+    try:
+        with pytest.raises(ConfigError, match="must score every filter"):
+            prune(OwnNet(), Broken(macs=0.5, size=3), input_shape=(3, 8, 8))
+        with pytest.raises(ConfigError, match="must give finite scores; group 'first' has not"):
+            prune(OwnNet(), Broken(macs=0.5, value=float("nan")), input_shape=(3, 8, 8))
+    finally:
+        del base._criteria[Broken]
 
 
 def test_a_method_of_one_s_own_is_one_function() -> None:

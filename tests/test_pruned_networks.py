@@ -58,6 +58,7 @@ def planned(model: nn.Module, config: L1, shape: tuple[int, int, int] = IMAGE) -
 
 
 @needs_zoo
+@pytest.mark.slow
 @pytest.mark.parametrize("streams", ["auto", "cut"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_half_of_the_macs_leave_and_what_stays_equals_the_masked_network(name: str, streams: str) -> None:

@@ -55,6 +55,7 @@ from cofire.pruning.base import allocate, scores
 from cofire.pruning.channels import Channels
 from cofire.pruning.removal import removable
 from cofire.pruning.surgery import cut
+from cofire.pruning.taylor import taylor_scores
 
 METHODS = ("L1", "Random", "Taylor")  # tests/laws has what holds for all
 
@@ -228,6 +229,18 @@ def test_fpgm_drops_what_is_near_all_others() -> None:
     found = scores(net, removable(net, (3, 8, 8)), None, FPGM(macs=0.5))["first"]
     # |0-1| + |0-2| + |0-10| + ... and so on
     assert found.tolist() == pytest.approx([153, 147, 143, 127, 127, 147, 187, 247])
+
+
+@pytest.mark.parametrize("net", ["residual", "beta"])
+def test_a_factor_where_channels_are_read_is_a_factor_on_gates(net: str) -> None:
+    model = NETS[net]().eval()
+    channels = removable(model, SHAPE)
+    found = scores(model, channels, batches(), Taylor(macs=0.5))
+    gated = gate(model, Fixed(always=True), filter_fn=lambda unit: unit.group in channels.groups, input_shape=SHAPE)
+    expected = taylor_scores(gated, batches())
+    assert found.keys() == expected.keys()
+    for group in expected:
+        torch.testing.assert_close(found[group], expected[group], rtol=1e-4, atol=1e-8)
 
 
 def test_random_draws_by_seed_and_takes_the_same_share_everywhere() -> None:

@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "conv.h"
 #include "cpu.h"
 #include "engine.h"
 
@@ -36,6 +37,12 @@ cofire::Engine* make_engine(nb::bytes file, const std::string& kernel, const std
     const size_t size = file.size();
     nb::gil_scoped_release release;
     return new cofire::Engine(cofire::load_program(data, size), kernel, tuning);
+}
+
+std::vector<std::string> conv_algorithms() {
+    std::vector<std::string> names;
+    for (const cofire::ConvAlgorithm& algorithm : cofire::conv_algorithms()) names.emplace_back(algorithm.name);
+    return names;
 }
 
 // Arrays over groups (masks, logits, forced) hold the groups one after the other, each (batch, filters).
@@ -88,6 +95,7 @@ NB_MODULE(_native, m) {
     m.doc() = "The compiled side of cofire.";
     m.def("cpu_features", &cofire::cpu_features, "Instruction sets of this machine that kernels can use.");
     m.def("machine", &cofire::machine, "The CPU's model and instruction sets: what a tuning holds for.");
+    m.def("conv_algorithms", &conv_algorithms, "Names of all algorithms for convs; the last is the reference.");
     nb::class_<cofire::Engine>(m, "Engine", "A program, ready to run. Calls may come from several threads.")
         .def(nb::new_(&make_engine), nb::arg("file"), nb::arg("kernel") = "", nb::arg("tuning") = "")
         .def("run", &run, nb::arg("x"), nb::arg("output"), nb::arg("threads"), nb::arg("threshold"), nb::arg("heads"),

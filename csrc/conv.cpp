@@ -38,7 +38,6 @@ class Reference final : public AbstractConv {
    public:
     Reference(const Op& op, Shape x, Shape y) : op_(op), x_(x), y_(y) {}
 
-    const char* name() const override { return "ref"; }
     int64_t room(int) const override { return 0; }
     Stretch weights() const override { return {}; }
 
@@ -84,40 +83,63 @@ class Reference final : public AbstractConv {
     const Shape x_, y_;
 };
 
+std::unique_ptr<AbstractConv> make_reference(const Leaf&, const Op& op, Shape x, Shape y, Shelf&) {
+    return std::make_unique<Reference>(op, x, y);
+}
+
+bool always(const Op&, Shape, Shape) { return true; }
+
 bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
 
+bool is_not_depthwise(const Op& op, Shape x, Shape y) { return !is_depthwise(op, x, y); }
+
+bool has_few_pixels(const Op& op, Shape, Shape y) { return op.groups == 1 && y.area() <= kFewPixels; }
+
+// Copies of every tap's inputs are worth their memory on small maps; without taps there is nothing to copy twice.
+bool has_few_columns(const Op& op, Shape, Shape y) {
+    return op.groups == 1 && y.area() > kFewPixels && (op.kernel.h * op.kernel.w == 1 || y.area() <= 16 * 16);
+}
+
 // Whether leaves have the tiles F(m, taps per phase of the stride).
-bool is_winograd(int m, const Op& op) {
+bool has_tiles(int m, const Op& op) {
     const int taps = (op.kernel.h + op.stride.h - 1) / op.stride.h;
     return op.groups == 1 && op.kernel.h == op.kernel.w && op.stride.h == op.stride.w && op.stride.h <= 2 &&
            op.kernel.h >= op.stride.h && op.dilation.h == 1 && op.dilation.w == 1 && taps >= 2 &&
            taps <= (m == 2 ? 3 : 4);
 }
 
+bool has_large_tiles(const Op& op, Shape, Shape y) { return has_tiles(4, op) && std::min(y.h, y.w) > 6; }
+
+bool has_small_tiles(const Op& op, Shape, Shape y) {
+    return has_tiles(2, op) && y.area() > kFewPixels && y.area() <= 28 * 28;
+}
+
 }  // namespace
 
-std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y) {
-    if (is_depthwise(op, x, y)) return {"depthwise", "ref"};
+const std::vector<ConvAlgorithm>& conv_algorithms() {
+    static const std::vector<ConvAlgorithm> all{
+        {"depthwise", is_depthwise, make_depthwise},
+        {"dot", has_few_pixels, make_dot},
+        {"wino4", has_large_tiles, make_winograd4},
+        {"wino2", has_small_tiles, make_winograd2},
+        {"gemm", is_not_depthwise, make_gemm},
+        {"im2col", has_few_columns, make_im2col},
+        {"ref", always, make_reference},
+    };
+    return all;
+}
+
+std::vector<std::string> fitting_algorithms(const Op& op, Shape x, Shape y) {
     std::vector<std::string> found;
-    if (op.groups == 1 && y.area() <= kFewPixels) found.push_back("dot");
-    if (is_winograd(4, op) && std::min(y.h, y.w) > 6) found.push_back("wino4");
-    if (is_winograd(2, op) && y.area() > 4 && y.area() <= 28 * 28) found.push_back("wino2");
-    found.push_back("gemm");
-    if (op.groups == 1 && y.area() > 4 && (op.kernel.h * op.kernel.w == 1 || y.area() <= 16 * 16))
-        found.push_back("im2col");
-    found.push_back("ref");
+    for (const ConvAlgorithm& algorithm : conv_algorithms())
+        if (algorithm.fits(op, x, y)) found.emplace_back(algorithm.name);
     return found;
 }
 
 std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y,
                                         Shelf& shelf) {
-    if (algorithm == "ref") return std::make_unique<Reference>(op, x, y);
-    if (algorithm == "wino4" && is_winograd(4, op)) return make_winograd(4, leaf, op, x, y, shelf);
-    if (algorithm == "wino2" && is_winograd(2, op)) return make_winograd(2, leaf, op, x, y, shelf);
-    if (algorithm == "gemm") return make_gemm(leaf, op, x, y, shelf);
-    if (algorithm == "im2col" && op.groups == 1) return make_im2col(leaf, op, x, y, shelf);
-    if (algorithm == "dot" && op.groups == 1 && y.area() <= kFewPixels) return make_dot(leaf, op, x, y);
-    if (algorithm == "depthwise" && is_depthwise(op, x, y)) return make_depthwise(leaf, op, x, y);
+    for (const ConvAlgorithm& row : conv_algorithms())
+        if (algorithm == row.name && row.fits(op, x, y)) return row.make(leaf, op, x, y, shelf);
     throw std::runtime_error("conv '" + op.name + "' cannot run with algorithm '" + algorithm + "'");
 }
 

@@ -64,7 +64,6 @@ struct ConvCall {
 class AbstractConv {
    public:
     virtual ~AbstractConv() = default;
-    virtual const char* name() const = 0;
     virtual int64_t room(int threads) const = 0;  // floats of scratch for a team
     virtual Stretch weights() const = 0;          // as they lie for `run`
     // Called by every member of a team with the same call. Returns the MACs this member walked: those of a direct conv,
@@ -72,11 +71,20 @@ class AbstractConv {
     virtual int64_t run(const ConvCall& call, const Member& member) const = 0;
 };
 
-// The algorithms that can run an op, likely best first; "ref" always is last.
-std::vector<std::string> conv_algorithms(const Op& op, Shape x, Shape y);
+// A way to run convs. `make` prepares one, with its weights on the shelf if it lays them out anew; the op and the shelf
+// must outlive it.
+struct ConvAlgorithm {
+    const char* name;
+    bool (*fits)(const Op& op, Shape x, Shape y);
+    std::unique_ptr<AbstractConv> (*make)(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+};
 
-// Prepares a conv, with its weights on the shelf if it lays them out anew; `leaf` is not used by "ref". The op and the
-// shelf must outlive it.
+// All there are, likely best first. The last, "ref", fits every conv and defines what the others must give.
+const std::vector<ConvAlgorithm>& conv_algorithms();
+
+// The names of those that fit an op.
+std::vector<std::string> fitting_algorithms(const Op& op, Shape x, Shape y);
+
 std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y,
                                         Shelf& shelf);
 

@@ -11,11 +11,12 @@
 
 namespace cofire {
 
-std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_winograd2(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_winograd4(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
 std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
 std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y);
-std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y);
+std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
 
 constexpr int kFewPixels = 4;  // the largest map that make_dot takes
 

@@ -17,7 +17,6 @@ class Depthwise final : public AbstractConv {
                   op.stride.h == op.stride.w && op.stride.h <= 2 &&
                   std::max({op.padding.top, op.padding.left, op.padding.bottom, op.padding.right}) <= 1) {}
 
-    const char* name() const override { return "depthwise"; }
     Stretch weights() const override { return {op_.weight, int64_t(y_.c) * taps_}; }
     int64_t room(int threads) const override { return threads * own_room(); }
 
@@ -74,7 +73,7 @@ class Depthwise final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y) {
+std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf&) {
     return std::make_unique<Depthwise>(leaf, op, x, y);
 }
 

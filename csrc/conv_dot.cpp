@@ -18,7 +18,6 @@ class Dot final : public AbstractConv {
           nk_(x.c * taps_),
           pixels_(pixels_of(op, x, y)) {}
 
-    const char* name() const override { return "dot"; }
     Stretch weights() const override { return {op_.weight, int64_t(y_.c) * nk_}; }
     int64_t room(int) const override { return y_.area() * ldx() + up(x_.area() + 1, kLine) + kSlack; }
 
@@ -64,7 +63,7 @@ class Dot final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y) {
+std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf&) {
     return std::make_unique<Dot>(leaf, op, x, y);
 }
 

@@ -61,7 +61,6 @@ class Gemm final : public AbstractConv {
         length_ = gapless ? y.area() : y.w;
     }
 
-    const char* name() const override { return "gemm"; }
     Stretch weights() const override { return weights_.all(); }
 
     int64_t room(int threads) const override {
@@ -231,7 +230,6 @@ class Im2col final : public AbstractConv {
           over_(y.area() % leaf.lanes <= 4 && y.area() > leaf.lanes ? y.area() % leaf.lanes : 0),
           panels_((y.area() - over_ + width_ - 1) / width_) {}
 
-    const char* name() const override { return "im2col"; }
     Stretch weights() const override { return weights_.all(); }
 
     int64_t room(int threads) const override {

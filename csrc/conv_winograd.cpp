@@ -70,8 +70,6 @@ class Winograd final : public AbstractConv {
                 for (int i = 0; i < x.c; ++i) transform(g, phase, o, i);
     }
 
-    const char* name() const override { return toom_.m == 4 ? "wino4" : "wino2"; }
-
     Stretch weights() const override { return {weights_, weights_size()}; }
 
     int64_t room(int threads) const override {
@@ -262,10 +260,17 @@ class Winograd final : public AbstractConv {
     float* weights_;  // (position, filter, input of a phase)
 };
 
-}  // namespace
-
 std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
     return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, leaf, op, x, y, shelf);
+}
+
+}  // namespace
+
+std::unique_ptr<AbstractConv> make_winograd2(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
+    return make_winograd(2, leaf, op, x, y, shelf);
+}
+std::unique_ptr<AbstractConv> make_winograd4(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
+    return make_winograd(4, leaf, op, x, y, shelf);
 }
 
 }  // namespace cofire

@@ -107,7 +107,7 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
             continue;
         }
         const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
-        std::vector<std::string> names = conv_algorithms(op, x, y);
+        std::vector<std::string> names = fitting_algorithms(op, x, y);
         names.pop_back();  // the reference defines, it does not compete
         std::string& best = known[shape_key(op, x, y)];
         if (best.empty()) {
@@ -132,7 +132,7 @@ std::vector<std::string> parse_tuning(const Program& program, const std::string&
     for (size_t i = 0; i < words.size(); ++i) {
         const Op& op = program.ops[i];
         std::vector<std::string> names{"-"};
-        if (op.kind == Kind::conv) names = conv_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
+        if (op.kind == Kind::conv) names = fitting_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");

@@ -44,10 +44,8 @@ from cofire.runtime.program import (
     Program,
     Rescale,
     Shape,
-    read,
-    to_bytes,
-    write,
 )
+from cofire.runtime.program_file import read, to_bytes, write
 
 
 def conv(src: int, dst: int, weight: Tensor, bias: Tensor, **own: Any) -> Conv:

@@ -27,9 +27,9 @@ from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import LIFTING, Act, Conv, Gate, Group, Head, Pair, Program
 
-pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
+_native = pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
 
-ALGORITHMS = ("wino4", "wino2", "gemm", "im2col", "dot", "depthwise", "ref")
+ALGORITHMS = tuple(_native.conv_algorithms())
 ACTS: tuple[Act, ...] = get_args(Act)
 MACS = 1_000_000  # of one layer: a layer with more is cut down to fewer filters
 CHANNELS = (1, 2, 5, 6, 7, 8, 13, 16)

@@ -24,7 +24,8 @@ from cofire import FTWT, AbstractGate, Decision, FileError, GatedModel, cost, cr
 from cofire.backbones.vgg import VGG
 from cofire.errors import CompileError
 from cofire.runtime.lowering import lower
-from cofire.runtime.program import Activation, Add, Affine, Conv, Program, read, to_bytes, write
+from cofire.runtime.program import Activation, Add, Affine, Conv, Program
+from cofire.runtime.program_file import read, to_bytes, write
 
 Shape = tuple[int, int, int]
 

@@ -16,7 +16,7 @@ from small import tiny_gated, tiny_plain
 from torch import nn
 
 from cofire.runtime.lowering import lower
-from cofire.runtime.program import read, to_bytes
+from cofire.runtime.program_file import read, to_bytes
 
 _native = pytest.importorskip("cofire.runtime._native")
 if not hasattr(_native, "Engine"):

@@ -12,7 +12,7 @@ from test_golden import this_cpu
 from test_kernels import WHY_NOT, with_kernel
 
 from cofire.runtime import _native
-from cofire.runtime.program import read
+from cofire.runtime.program_file import read
 
 FOLDER = Path(__file__).parent / "golden" / "program_v1"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.cofire"))

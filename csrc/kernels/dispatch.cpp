@@ -1,6 +1,7 @@
 // Which leaves this build has, and which of them this CPU can run.
 #include <cstring>
 
+#include "../cpu.h"
 #include "leaf.h"
 
 namespace cofire {
@@ -16,14 +17,7 @@ COFIRE_DECLARE(v3)
 COFIRE_DECLARE(v4)
 
 namespace {
-bool runs(const Leaf* leaf) {
-    __builtin_cpu_init();
-    if (leaf == &v4::leaf)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-    if (leaf == &v3::leaf) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    return __builtin_cpu_supports("sse4.2");
-}
+bool runs(const Leaf* leaf) { return runs_level(leaf->name, cpu_features()); }
 const Leaf* const kLeaves[] = {&v4::leaf, &v3::leaf, &v2::leaf};
 }  // namespace
 

@@ -419,7 +419,7 @@ std::string random_tuning(const Program& program, SplitMix* random) {
     for (const Op& op : program.ops) {
         std::vector<std::string> can{"-"};
         if (op.kind == Kind::conv)
-            can = conv_algorithms(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]);
+            can = fitting_algorithms(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]);
         text += (text.empty() ? "" : " ") + can[random->below(can.size())];
     }
     return text;

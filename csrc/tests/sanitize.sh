@@ -25,7 +25,8 @@ run() { # program and its arguments
 }
 
 mkdir -p build
-build asan address,undefined test_program test_capi test_engine fuzz_program
+build asan address,undefined test_cpu test_program test_capi test_engine fuzz_program
+run build/asan/csrc/tests/test_cpu
 run build/asan/csrc/tests/test_program
 run build/asan/csrc/tests/test_capi
 run build/asan/csrc/tests/test_engine

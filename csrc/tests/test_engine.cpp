@@ -358,7 +358,7 @@ std::string tuning_with(const Program& program, const std::string& algorithm) {
         std::string word = "-";
         if (op.kind == Kind::conv) {
             const std::vector<std::string> can =
-                conv_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
+                fitting_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
             word = std::find(can.begin(), can.end(), algorithm) != can.end() ? algorithm : can[0];
         }
         text += (text.empty() ? "" : " ") + word;
@@ -445,8 +445,8 @@ int test_all() {
     for (const Named& program : kPrograms) {
         const std::unique_ptr<Engine> reference = engine_of(program.make, "ref", "");
         for (const char* kernel : {"v2", "v3", "v4", "base"})
-            for (const char* algorithm : {"gemm", "im2col", "wino2", "wino4", "dot", "depthwise"}) {
-                const std::string tuning = tuning_with(reference->program(), algorithm);
+            for (const ConvAlgorithm& algorithm : conv_algorithms()) {
+                const std::string tuning = tuning_with(reference->program(), algorithm.name);
                 const std::string name = std::string(program.name) + " " + kernel + " " + tuning;
                 const std::unique_ptr<Engine> engine = engine_of(program.make, kernel, tuning);
                 if (!engine) continue;

@@ -56,7 +56,8 @@ The files, in the data's way; each imports only from files above it:
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
-        program.py       ops on numbered buffers, and their file
+        program.py       ops on numbered buffers
+        program_file.py  their file, written whole and read strictly
         folding.py       a program -> the same function in fewer ops
         building.py      ops under construction
         elementwise.py   a function of one element -> scale and shift, or an activation

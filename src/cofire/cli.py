@@ -40,7 +40,7 @@ from cofire.pruning import prune_types
 from cofire.results import app as results_app
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
-from cofire.runtime.program import read as read_program
+from cofire.runtime.program_file import read as read_program
 from cofire.shift.command import shift
 from cofire.training.processes import processes
 

@@ -9,6 +9,9 @@ def cpu_features() -> list[str]:
 def machine() -> str:
     """The CPU's model and instruction sets: what a tuning holds for."""
 
+def conv_algorithms() -> list[str]:
+    """Names of all algorithms for convs; the last is the reference."""
+
 class Engine:
     """A program, ready to run. Calls may come from several threads."""
 

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
 from cofire.runtime.lowering import lower
-from cofire.runtime.program import Affine, Conv, Program, read, to_bytes
+from cofire.runtime.program import Affine, Conv, Program
+from cofire.runtime.program_file import read, to_bytes
 from cofire.text import rendered
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cofire.data.feeding import AnyLoader, feed
 from cofire.errors import ConfigError, DataError
 from cofire.gates.base import Decision
-from cofire.gates.fixed import Fixed
+from cofire.gates.fixed import Fixed, mask_row
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate
 from cofire.gates.heads import Head

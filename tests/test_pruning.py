@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nets import SHAPE, Net, bn, conv, fc, images, inverted_net, mixed_net, option_a_net
-from small import OwnNet, digest, tiny_gated, tiny_images, tiny_plain
+from pruned import unheard
+from small import ROOT, OwnNet, digest, tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 
+import cofire
 from cofire import (
     FTWT,
     ConfigError,
@@ -36,12 +38,24 @@ from cofire import (
     trace,
 )
 from cofire.gates.fixed import Fixed
-from cofire.pruning import FPGM, L1, Random, Taylor, prune_types
+from cofire.pruning import (
+    FPGM,
+    L1,
+    Random,
+    Taylor,
+    allocations,
+    base,
+    prune_types,
+    recoveries,
+    register_allocation,
+    register_recovery,
+)
 from cofire.pruning.allocation import shares, within_budget
 from cofire.pruning.base import allocate, scores
 from cofire.pruning.channels import Channels
 from cofire.pruning.removal import removable
 from cofire.pruning.surgery import cut
+from cofire.pruning.taylor import taylor_scores
 
 METHODS = ("L1", "Random", "Taylor")  # tests/laws has what holds for all
 
@@ -101,17 +115,6 @@ def gated_off(model: nn.Module, masks: dict[str, Tensor], x: Tensor) -> Tensor:
     gated = gate(model, Fixed(always=True), filter_fn=lambda unit: unit.group in masks, input_shape=tuple(x.shape[1:]))
     with gated.eval().force(masks):
         return gated(x)
-
-
-@torch.no_grad()
-def unheard(model: nn.Module, channels: Channels, masks: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Logits of a copy in which every layer that reads a removed channel has a weight of zero for it."""
-    deaf = copy.deepcopy(model)
-    for name, group in channels.groups.items():
-        for layer, channel_I in group.inputs.items():
-            off_I = torch.cat([~masks[name], torch.tensor([False])])[channel_I]
-            deaf.get_submodule(layer).weight[:, off_I] = 0
-    return deaf(x)
 
 
 # What a pruned module computes
@@ -226,6 +229,18 @@ def test_fpgm_drops_what_is_near_all_others() -> None:
     found = scores(net, removable(net, (3, 8, 8)), None, FPGM(macs=0.5))["first"]
     # |0-1| + |0-2| + |0-10| + ... and so on
     assert found.tolist() == pytest.approx([153, 147, 143, 127, 127, 147, 187, 247])
+
+
+@pytest.mark.parametrize("net", ["residual", "beta"])
+def test_a_factor_where_channels_are_read_is_a_factor_on_gates(net: str) -> None:
+    model = NETS[net]().eval()
+    channels = removable(model, SHAPE)
+    found = scores(model, channels, batches(), Taylor(macs=0.5))
+    gated = gate(model, Fixed(always=True), filter_fn=lambda unit: unit.group in channels.groups, input_shape=SHAPE)
+    expected = taylor_scores(gated, batches())
+    assert found.keys() == expected.keys()
+    for group in expected:
+        torch.testing.assert_close(found[group], expected[group], rtol=1e-4, atol=1e-8)
 
 
 def test_random_draws_by_seed_and_takes_the_same_share_everywhere() -> None:
@@ -350,6 +365,49 @@ def test_a_width_written_into_the_forward_is_found() -> None:
     net = Net(lambda m, x: m.fc(F.relu(m.only(x)).mean((2, 3)).view(-1, 16)), only=conv(3, 16), fc=fc(16))
     with pytest.raises(NoUnitError, match=r"Linear \(fc\) reads it through a split, shuffle or shape that"):
         prune(net, L1(macs=0.5), input_shape=SHAPE)
+
+
+def test_every_method_has_a_row_in_the_docs() -> None:
+    page = (ROOT / "docs" / "static-pruning.md").read_text()
+    ours = [config for config in prune_types().values() if config.__module__.startswith("cofire.")]
+    for name in {config.__name__ for config in ours}:
+        assert page.count(f"\n| `{name}` | ") >= 1, name
+    for part in (*allocations(), *recoveries()):
+        assert f"`{part}`" in page, part
+
+
+def test_the_old_name_of_random_is_known() -> None:
+    assert cofire.Uniform is cofire.Random is prune_types()["Uniform"] is prune_types()["Random"]
+
+
+def test_unknown_parts_are_named() -> None:
+    with pytest.raises(ConfigError, match="unknown allocation 'globl'; did you mean 'global'"):
+        L1(macs=0.5, allocation="globl")
+    with pytest.raises(ConfigError, match="unknown recovery 'norm'; did you mean 'norms'"):
+        L1(macs=0.5, recovery="norm")
+    with pytest.raises(ConfigError, match="an allocation named 'uniform' is registered already"):
+        register_allocation("uniform")
+    with pytest.raises(ConfigError, match="a recovery named 'norms' is registered already"):
+        register_recovery("norms")
+
+
+def test_scores_are_checked() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(PruneConfig):
+        value: float = 0.0
+        size: int = 8
+
+    @register_criterion(Broken)
+    def broken(model: nn.Module, channels: Channels, loader: Any, config: Broken) -> dict[str, Tensor]:
+        return {name: torch.full((config.size,), config.value) for name in channels.groups}
+
+    try:
+        with pytest.raises(ConfigError, match="must score every filter"):
+            prune(OwnNet(), Broken(macs=0.5, size=3), input_shape=(3, 8, 8))
+        with pytest.raises(ConfigError, match="must give finite scores; group 'first' has not"):
+            prune(OwnNet(), Broken(macs=0.5, value=float("nan")), input_shape=(3, 8, 8))
+    finally:
+        del base._criteria[Broken]
 
 
 def test_a_method_of_one_s_own_is_one_function() -> None:

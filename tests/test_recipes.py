@@ -101,6 +101,14 @@ def test_every_recipe_begins_with_a_line_that_says_what_it_is(path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=recipe_id)
+def test_no_recipe_names_a_place_of_one_machine(path: Path) -> None:
+    experiment = read_experiment(path)
+    weights, places = experiment.backbone.weights, [experiment.data.args.get(key) for key in ("root", "train", "test")]
+    assert not weights or not {"..", "/", "~"} & set(Path(weights).parts)
+    assert [place for place in places if isinstance(place, str) and not place.startswith("data:")] == []
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=recipe_id)
 def test_the_table_of_an_experiment_reads_back_as_the_experiment(path: Path) -> None:
     experiment = read_experiment(path)
     assert parse_experiment(json.loads(json.dumps(as_table(experiment)))) == experiment

@@ -50,6 +50,8 @@ The files, in the data's way; each imports only from files above it:
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        lockstep.py      call by call on all images: norms fitted under masks
+        ftwt_offline.py  fit_heads: FTWT without training the network; static_twin
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
@@ -181,6 +183,7 @@ from cofire.gates.blockdrop import BlockDrop
 from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
+from cofire.gates.ftwt_offline import fit_heads, static_twin
 from cofire.gates.gating import GatedModel, gate, mask_loss
 from cofire.gates.lccl import LCCL
 from cofire.gates.per_group import AbstractGate, register_gate
@@ -252,6 +255,7 @@ __all__ = [
     "evaluate",
     "expected_macs",
     "fit",
+    "fit_heads",
     "gate",
     "list_backbones",
     "load",
@@ -267,6 +271,7 @@ __all__ = [
     "shift",
     "signatures",
     "solve_ratio",
+    "static_twin",
     "trace",
     "zoo",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nets import SHAPE, Net, bn, conv, fc, images, inverted_net, option_a_net
+from pruned import unheard
 from small import digest, tiny_images, tiny_plain
-from torch import Tensor, nn
+from torch import Tensor
 
 from cofire import Recipe, compile, cost, data, evaluate, fit, load, prune, save, trace
 from cofire.pruning import PruneConfig, allocations, prune_types, recoveries
 from cofire.pruning.base import allocate, scores
-from cofire.pruning.channels import Channels
 from cofire.pruning.removal import removable
 from cofire.pruning.surgery import cut
 
@@ -42,17 +41,6 @@ def dense_net() -> Net:
 
 
 NETS = {"residual": option_a_net, "depthwise": inverted_net, "concat": dense_net}
-
-
-@torch.no_grad()
-def unheard(model: nn.Module, channels: Channels, masks: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Outputs of a copy in which every layer that reads a removed channel has a weight of zero for it."""
-    deaf = copy.deepcopy(model)
-    for name, group in channels.groups.items():
-        for layer, channel_I in group.inputs.items():
-            off_I = torch.cat([~masks[name], torch.tensor([False])])[channel_I]
-            deaf.get_submodule(layer).weight[:, off_I] = 0
-    return deaf(x)
 
 
 @pytest.mark.parametrize("streams", [False, True])

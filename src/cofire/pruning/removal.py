@@ -48,10 +48,8 @@ def removable(model: nn.Module, input_shape: tuple[int, int, int] | None = None,
         some = {name: (rank_O < 0.6) | (rank_O == rank_O.min()) for name, rank_O in rank.items()}
         wrong = blamed(graph, rules.whole, found.kept_ids(some))
         for i, reader in wrong.items():
-            rules.pin(
-                [i],
-                f"{rules.described(graph[reader])} reads it through a split, shuffle or shape that fits no other width",
-            )
+            way = "through a split, shuffle or shape that fits no other width"
+            rules.pin([i], f"{rules.described(graph[reader])} reads it {way}")
         trials = 0 if wrong else trials + 1
         found = rules.channels() if wrong else found
     if not found.groups:
@@ -76,8 +74,7 @@ class _Rules:
     def __init__(self, graph: Graph, streams: bool) -> None:
         self.graph = graph
         self.nodes = {node.name: node for node in graph.calls.nodes}
-        self.num_ids = max((op.first + op.channels for op in graph.ops), default=0)
-        self.num_ids = max(self.num_ids, LIVE + 1)
+        self.num_ids = max([LIVE + 1, *(op.first + op.channels for op in graph.ops)])
         self.calls = Counter(str(node.target) for node in graph.calls.nodes if node.op == "call_module")
         self.pins = {DEAD: "padding with zeros fixes its place", LIVE: "mixed with other channels"}
         self.pairs: list[tuple[Tensor, Tensor]] = []
@@ -102,6 +99,7 @@ class _Rules:
         obstacle = self._obstacle(op, streams)
         for found, read in zip(self.whole[op.name], op.reads or [None] * len(operands), strict=True):
             if found is None:
+                self.pin(ids(read).tolist() if read is not None else (), f"{self.described(op)} reads it unseen")
                 continue
             same = read is None or torch.equal(ids(read), found.channels_C)
             if obstacle or found.mixes or not same:

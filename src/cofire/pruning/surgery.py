@@ -16,7 +16,7 @@ from cofire.graph.tracing import evaluating
 from cofire.pruning.channels import Channels, ids
 from cofire.pruning.probe import scaled
 
-_OF_SPREAD, _OF_SIZE = 1e-3, 1e-5  # sums in another order differ by less, a wrong channel by far more
+_OF_SPREAD, _OF_SIZE = 1e-4, 1e-5  # sums in another order differ by less, a wrong channel by far more
 
 
 def cut(model: nn.Module, channels: Channels, masks: Mapping[str, Tensor], *, check: bool = True) -> nn.Module:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import typer
+import typer.core
 from small import ROOT
 
 from cofire import cli
@@ -56,16 +56,20 @@ def run_page(text: str, name: str) -> int:
 
 def unknown_options(words: list[str]) -> list[str]:
     """What the command line does not know in a call: the command, or options."""
-    group: Any = typer.main.get_command(cli.app)
-    options = [word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)]
-    if words[0].startswith("-"):
-        return [option for option in options if option != "--help"]
-    if words[0] not in group.commands:
-        return [words[0]]
-    known = {
-        name for parameter in group.commands[words[0]].params for name in parameter.opts + parameter.secondary_opts
-    }
-    return [option for option in options if option not in known | {"--help"}]
+    command: Any = typer.main.get_command(cli.app)
+    known = {"--help"}
+    words = list(words)
+    while isinstance(command, typer.core.TyperGroup):  # its own options come first, then the name of a command
+        taking = {name: parameter.nargs for parameter in command.params for name in parameter.opts}
+        while words and words[0] in taking:
+            del words[: 1 + taking[words[0]]]
+        if not words or words[0] == "--help":
+            return []
+        if words[0] not in command.commands:
+            return words[:1]
+        command = command.commands[words.pop(0)]
+    known |= {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts}
+    return [word for word in (word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)) if word not in known]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_ids)
@@ -113,3 +117,7 @@ def test_commands_are_found_and_checked() -> None:
     assert unknown_options(["train", "a.toml", "--output=b"]) == ["--output"]
     assert unknown_options(["trian", "a.toml"]) == ["trian"]
     assert unknown_options(["--help"]) == []
+    assert unknown_options(["--plugin", "a.py", "--plugin", "b.py", "info", "--json"]) == []
+    assert unknown_options(["--plugins", "a.py", "info"]) == ["--plugins"]
+    assert unknown_options(["results", "table", "--write"]) == []
+    assert unknown_options(["results", "tables"]) == ["tables"]

@@ -39,6 +39,7 @@ from cofire.runtime.program import (
     Gate,
     Group,
     Head,
+    Move,
     Op,
     Pool,
     Program,
@@ -358,6 +359,22 @@ def test_a_residual_that_a_later_head_reads_is_not_written_over() -> None:
     assert len(fewer.buffers) == 4
     x = values(2, 3, 5, 5).double()
     assert torch.allclose(interpreter.trace(plain, x).logits["0"], interpreter.trace(fewer, x).logits["0"])
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_conv_whose_head_reads_elsewhere_pads_for_itself(named: bool) -> None:
+    """A head that pools the conv's own source needs the padded map, which has more zeros."""
+    values = Values(2, False)
+    pad = Move(name="pad", src=(0,), dst=1, gate=None, channels=(0, 1, 2), stride=(1, 1), offset=(-1, -1))
+    head = Head(pool="avg", softmax=False, weight=values(4, 3), bias=None, src=0 if named else None)
+    last = replace(conv(1, 2, values(4, 3, 3, 3), values(4), gate=Gate(group=0, head=head)), padding=(0, 0, 0, 0))
+    plain = chain([(3, 5, 5), (3, 7, 7), MAP], [pad, last])
+    fewer = folded(plain)
+    assert len(fewer.ops) == (1 if named else 2)
+    x = values(2, 3, 5, 5).double()
+    before, after = interpreter.trace(plain, x), interpreter.trace(fewer, x)
+    assert torch.allclose(before.out, after.out)
+    assert torch.allclose(before.logits["0"], after.logits["0"])
 
 
 # Files

@@ -47,9 +47,8 @@ class {name}(PruneConfig):
     """The first filters leave."""
 
 @register_criterion({name})
-def score(model, graph, loader, config):
-    groups = graph.units.groups.items()
-    return {{group: torch.arange(units[-1].out_channels, dtype=torch.float64) for group, units in groups}}
+def score(model, channels, loader, config):
+    return {{group: torch.arange(size, dtype=torch.float64) for group, size in channels.sizes.items()}}
 '''
 BACKBONE = """
 from torch import nn

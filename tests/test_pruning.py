@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nets import SHAPE, Net, bn, conv, fc, images, inverted_net, mixed_net, option_a_net
-from small import OwnNet, digest, tiny_gated, tiny_images, tiny_plain
+from pruned import unheard
+from small import ROOT, OwnNet, digest, tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 
+import cofire
 from cofire import (
     FTWT,
     ConfigError,
@@ -20,7 +23,6 @@ from cofire import (
     NoUnitError,
     PruneConfig,
     Recipe,
-    TraceError,
     compile,
     cost,
     create_backbone,
@@ -35,13 +37,27 @@ from cofire import (
     save,
     trace,
 )
-from cofire.pruning import L1, Taylor, Uniform, prune_types
-from cofire.pruning.allocation import remaining, shares, within_budget
-from cofire.pruning.base import scores
+from cofire.gates.fixed import Fixed
+from cofire.pruning import (
+    FPGM,
+    L1,
+    Random,
+    Taylor,
+    allocations,
+    base,
+    prune_types,
+    recoveries,
+    register_allocation,
+    register_recovery,
+)
+from cofire.pruning.allocation import shares, within_budget
+from cofire.pruning.base import allocate, scores
+from cofire.pruning.channels import Channels
 from cofire.pruning.removal import removable
 from cofire.pruning.surgery import cut
+from cofire.pruning.taylor import taylor_scores
 
-METHODS = sorted(prune_types())
+METHODS = ("L1", "Random", "Taylor")  # tests/laws has what holds for all
 
 
 def concat_net() -> Net:
@@ -94,9 +110,9 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def masked(model: nn.Module, masks: dict[str, Tensor], x: Tensor) -> Tensor:
+def gated_off(model: nn.Module, masks: dict[str, Tensor], x: Tensor) -> Tensor:
     """Logits with the removed filters' outputs set to zero by gates, which know nothing of surgery."""
-    gated = gate(model, FTWT(always=True), filter_fn=lambda unit: unit.group in masks, input_shape=tuple(x.shape[1:]))
+    gated = gate(model, Fixed(always=True), filter_fn=lambda unit: unit.group in masks, input_shape=tuple(x.shape[1:]))
     with gated.eval().force(masks):
         return gated(x)
 
@@ -104,18 +120,32 @@ def masked(model: nn.Module, masks: dict[str, Tensor], x: Tensor) -> Tensor:
 # What a pruned module computes
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("net", NETS)
-def test_a_pruned_module_computes_what_the_masked_one_does(net: str, method: str) -> None:
+def test_a_pruned_module_computes_what_the_masked_one_does(net: str, streams: bool) -> None:
     model = NETS[net]().eval()
-    graph = removable(model, SHAPE)
-    score = scores(model, graph, batches(), a_config(method, 0.5))
-    for keep in (0.3, 0.6, 0.9):
-        masks = {group: rank > 1 - keep for group, rank in shares(score).items()}
-        masks = {group: mask if bool(mask.any()) else ~mask for group, mask in masks.items()}
+    channels = removable(model, SHAPE, streams=streams)
+    for seed, keep in enumerate((0.3, 0.5, 0.7)):
+        masks = some_masks(channels, keep, seed)
         assert not all(bool(mask.all()) for mask in masks.values())
-        found = logits(cut(model, graph, masks), images())
-        torch.testing.assert_close(found, masked(model, masks, images()), rtol=1e-5, atol=1e-5)
+        found = logits(cut(model, channels, masks), images())
+        torch.testing.assert_close(found, unheard(model, channels, masks, images()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("net", ["residual", "beta"])
+def test_a_pruned_module_computes_what_gates_leave_that_are_off(net: str) -> None:
+    model = NETS[net]().eval()
+    channels = removable(model, SHAPE)
+    masks = some_masks(channels, 0.5, 0)
+    found = logits(cut(model, channels, masks), images())
+    torch.testing.assert_close(found, gated_off(model, masks, images()), rtol=1e-5, atol=1e-5)
+
+
+def some_masks(channels: Channels, keep: float, seed: int) -> dict[str, Tensor]:
+    """Random masks that leave each group at least one channel."""
+    generator = torch.Generator().manual_seed(seed)
+    ranks = {name: torch.rand(size, generator=generator) for name, size in channels.sizes.items()}
+    return {name: (rank < keep) | (rank == rank.min()) for name, rank in ranks.items()}
 
 
 SMALL = ("mobilenet_v2", "resnet8_digits", "vgg11_bn")
@@ -130,12 +160,14 @@ def test_every_backbone_is_pruned_to_its_budget_and_equals_its_masked_form(name:
     channels, height, width = model.input_shape
     shape = (channels, min(height, 64), min(width, 64))
     few = list(data.synthetic(4, shape, classes=4).loader(2))
-    graph = removable(model, shape)
-    masks = within_budget(graph, shares(scores(model, graph, few, a_config(method, 0.6))), 0.6)
-    pruned = cut(model, graph, masks)
+    config = a_config(method, 0.6)
+    channels = removable(model, shape)
+    masks = dict(allocate(model, channels, few, config, scores(model, channels, few, config)))
+    pruned = cut(model, channels, masks)
     assert 0.59 <= share(pruned, model, shape) <= 0.6
     assert type(pruned) is type(model)
-    torch.testing.assert_close(logits(pruned, few[0][0]), masked(model, masks, few[0][0]), rtol=1e-5, atol=1e-5)
+    expected = unheard(model, channels, masks, few[0][0])
+    torch.testing.assert_close(logits(pruned, few[0][0]), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("macs", [0.3, 0.82, 1.0])
@@ -177,20 +209,43 @@ def test_l1_drops_the_filters_with_the_smallest_weights() -> None:
             net.first.weight[filter_] = size * 0.01
     graph = removable(net, (3, 8, 8))
     score = {**scores(net, graph, None, L1(macs=0.5)), "second": torch.full((8,), 9.0)}
-    masks = within_budget(graph, score, 0.6)
+    masks = within_budget(score, 0.6, graph.remaining)
     sizes = torch.tensor([5, 1, 7, 3, 8, 2, 6, 4])
     kept = int(masks["first"].sum())
     assert bool(masks["second"].all())
     assert torch.equal(masks["first"], sizes > 8 - kept)
     # 8 x 8 positions x 9 taps: 3 x 8 + 8 x 8 pairs, and the linear layer's 8 x 3
     dense, left = 576 * (24 + 64) + 24, 576 * (3 * kept + 8 * kept) + 24
-    assert remaining(graph, masks) == pytest.approx(left / dense)
+    assert graph.remaining(masks) == pytest.approx(left / dense)
     assert left / dense <= 0.6 < (left + 576 * 11) / dense
 
 
-def test_uniform_draws_by_seed_and_takes_the_same_share_everywhere() -> None:
+def test_fpgm_drops_what_is_near_all_others() -> None:
+    net = OwnNet()
+    with torch.no_grad():
+        for filter_, size in enumerate([0, 1, 2, 10, 20, 30, 40, 50]):
+            net.first.weight[filter_] = 0
+            net.first.weight[filter_, 0, 0, 0] = size  # points on a line
+    found = scores(net, removable(net, (3, 8, 8)), None, FPGM(macs=0.5))["first"]
+    # |0-1| + |0-2| + |0-10| + ... and so on
+    assert found.tolist() == pytest.approx([153, 147, 143, 127, 127, 147, 187, 247])
+
+
+@pytest.mark.parametrize("net", ["residual", "beta"])
+def test_a_factor_where_channels_are_read_is_a_factor_on_gates(net: str) -> None:
+    model = NETS[net]().eval()
+    channels = removable(model, SHAPE)
+    found = scores(model, channels, batches(), Taylor(macs=0.5))
+    gated = gate(model, Fixed(always=True), filter_fn=lambda unit: unit.group in channels.groups, input_shape=SHAPE)
+    expected = taylor_scores(gated, batches())
+    assert found.keys() == expected.keys()
+    for group in expected:
+        torch.testing.assert_close(found[group], expected[group], rtol=1e-4, atol=1e-8)
+
+
+def test_random_draws_by_seed_and_takes_the_same_share_everywhere() -> None:
     model = create_backbone("vgg11_bn")
-    same, again, other = (prune(model, Uniform(macs=0.5, seed=seed)) for seed in (0, 0, 1))
+    same, again, other = (prune(model, Random(macs=0.5, seed=seed)) for seed in (0, 0, 1))
     assert digest(same) == digest(again) != digest(other)
     shares_left = [m.out_channels / n.out_channels for m, n in zip(convs(same), convs(model), strict=True)]
     assert max(shares_left) - min(shares_left) < 0.05
@@ -220,13 +275,13 @@ def test_measured_norms_are_those_of_the_images() -> None:
         prune(tiny_plain(), L1(macs=0.6, recovery="norms"))
 
 
-def test_additions_and_products_keep_their_channels_and_the_units_say_so() -> None:
-    reasons = {unit.name: unit.reason for unit in removable(option_a_net(), SHAPE).units}
-    assert reasons["a1"] == ""
+def test_convs_that_stay_whole_say_why() -> None:
+    reasons = removable(option_a_net(), SHAPE).reasons
+    assert "a1" not in reasons
     assert reasons["stem"] == reasons["a2"] == "an addition reads it"
-    mixed = {unit.name: unit.reason for unit in removable(mixed_net(), SHAPE).units}
-    assert mixed["grouped"] == "a grouped conv: its inputs would have to leave too"
-    assert mixed["side"] == "Conv2d (grouped) reads it"
+    mixed = removable(mixed_net(), SHAPE).reasons
+    assert mixed["stem"] == mixed["grouped"] == "its channels could only leave all at once"
+    assert mixed["squeeze"] == "works on a 1x1 map (squeeze-and-excite or the like)"
 
 
 # A module like any other
@@ -288,8 +343,10 @@ def test_a_pruned_module_compiles(pruned: nn.Module) -> None:
 def test_errors_say_what_must_be_how() -> None:
     with pytest.raises(ConfigError, match=r"L1.macs, the share that remains, must be in \(0, 1\], got 0"):
         L1(macs=0.0)
-    with pytest.raises(ConfigError, match=r"macs=0.01 cannot be reached: one filter per group leaves 0\.0\d+"):
-        prune(tiny_plain(), L1(macs=0.01))
+    with pytest.raises(
+        ConfigError, match=r"macs=0.01 cannot be reached: one filter per group leaves 0\.0\d+; what stays"
+    ):
+        prune(tiny_plain(), L1(macs=0.01, streams="whole"))
     with pytest.raises(ConfigError, match=r"cannot be met within one point: the nearest below is 0\.\d+"):
         prune(OwnNet(), L1(macs=0.55), input_shape=(3, 8, 8))
     with pytest.raises(DataError, match=r"Taylor needs labelled images: prune\(model, Taylor"):
@@ -306,12 +363,55 @@ def test_a_model_of_which_nothing_can_leave_says_why() -> None:
 
 def test_a_width_written_into_the_forward_is_found() -> None:
     net = Net(lambda m, x: m.fc(F.relu(m.only(x)).mean((2, 3)).view(-1, 16)), only=conv(3, 16), fc=fc(16))
-    with pytest.raises(TraceError, match="its forward may have a width written into it"):
+    with pytest.raises(NoUnitError, match=r"Linear \(fc\) reads it through a split, shuffle or shape that"):
         prune(net, L1(macs=0.5), input_shape=SHAPE)
 
 
+def test_every_method_has_a_row_in_the_docs() -> None:
+    page = (ROOT / "docs" / "static-pruning.md").read_text()
+    ours = [config for config in prune_types().values() if config.__module__.startswith("cofire.")]
+    for name in {config.__name__ for config in ours}:
+        assert page.count(f"\n| `{name}` | ") >= 1, name
+    for part in (*allocations(), *recoveries()):
+        assert f"`{part}`" in page, part
+
+
+def test_the_old_name_of_random_is_known() -> None:
+    assert cofire.Uniform is cofire.Random is prune_types()["Uniform"] is prune_types()["Random"]
+
+
+def test_unknown_parts_are_named() -> None:
+    with pytest.raises(ConfigError, match="unknown allocation 'globl'; did you mean 'global'"):
+        L1(macs=0.5, allocation="globl")
+    with pytest.raises(ConfigError, match="unknown recovery 'norm'; did you mean 'norms'"):
+        L1(macs=0.5, recovery="norm")
+    with pytest.raises(ConfigError, match="an allocation named 'uniform' is registered already"):
+        register_allocation("uniform")
+    with pytest.raises(ConfigError, match="a recovery named 'norms' is registered already"):
+        register_recovery("norms")
+
+
+def test_scores_are_checked() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(PruneConfig):
+        value: float = 0.0
+        size: int = 8
+
+    @register_criterion(Broken)
+    def broken(model: nn.Module, channels: Channels, loader: Any, config: Broken) -> dict[str, Tensor]:
+        return {name: torch.full((config.size,), config.value) for name in channels.groups}
+
+    try:
+        with pytest.raises(ConfigError, match="must score every filter"):
+            prune(OwnNet(), Broken(macs=0.5, size=3), input_shape=(3, 8, 8))
+        with pytest.raises(ConfigError, match="must give finite scores; group 'first' has not"):
+            prune(OwnNet(), Broken(macs=0.5, value=float("nan")), input_shape=(3, 8, 8))
+    finally:
+        del base._criteria[Broken]
+
+
 def test_a_method_of_one_s_own_is_one_function() -> None:
-    with pytest.raises(ConfigError, match="unknown prune config 'PruneConfig'; known: L1,"):
+    with pytest.raises(ConfigError, match=r"unknown prune config 'PruneConfig'; known: .*L1,"):
         prune(tiny_plain(), PruneConfig(macs=0.5))
     with pytest.raises(ConfigError, match="'L1' is registered already"):
         register_criterion(L1)

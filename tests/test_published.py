@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from cofire.experiments.runs import build_model, read_sets
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A weights folder, and weights of our own that count as published."""
     monkeypatch.setenv("COFIRE_WEIGHTS", str(tmp_path))
-    entry = Published(origin="example.org/tiny.pth", sha256=published.digest(tiny_plain(seed=5).state_dict()))
+    entry = Published(origin="example.org/tiny.pth", tensors=published.digest(tiny_plain(seed=5).state_dict()))
     monkeypatch.setitem(PUBLISHED, "tiny", entry)
     return tmp_path
 
@@ -48,6 +49,22 @@ def test_other_tensors_are_refused_and_the_model_is_left_alone(home: Path) -> No
     with pytest.raises(FileError, match=r"tiny\.safetensors must hold the published weights 'tiny'.*example\.org"):
         load_weights(model, "published:tiny")
     assert whole_digest(model) == before
+
+
+def test_an_original_file_may_be_known_by_its_own_digest(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(tiny_plain(seed=5).state_dict(), home / "tiny.pth")
+    own = hashlib.sha256((home / "tiny.pth").read_bytes()).hexdigest()
+    monkeypatch.setitem(PUBLISHED, "tiny", Published(origin="example.org/tiny.pth", file=own[:8]))
+    assert whole_digest(create_backbone("resnet8_digits", weights="published:tiny")) == whole_digest(tiny_plain(seed=5))
+    monkeypatch.setitem(PUBLISHED, "tiny", Published(origin="example.org/tiny.pth", file="0" * 8))
+    with pytest.raises(FileError, match=rf"whose file has SHA-256 0+, got {own}"):
+        create_backbone("resnet8_digits", weights="published:tiny")
+
+
+@pytest.mark.parametrize("entry", PUBLISHED.values(), ids=list(PUBLISHED))
+def test_all_that_is_published_can_be_known_again(entry: Published) -> None:
+    assert (len(entry.tensors) == 64) != (len(entry.file) >= 8)
+    assert entry.file in entry.origin
 
 
 def test_a_missing_file_says_where_to_get_it_and_where_to_put_it(home: Path) -> None:

@@ -313,7 +313,6 @@ def call(*args: object) -> Any:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("torch_pruning", reason="torch-pruning is needed (extra prune)")
     folder = tmp_path_factory.mktemp("runs")
     parts: dict[str, dict[str, Any]] = {
         "dense": {},

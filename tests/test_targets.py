@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nets import Net, conv, fc
 from torch import Tensor
 
-from cofire import FTWT, AbstractGate, ConfigError, TrainingError, gate
+from cofire import FTWT, AbstractMethod, ConfigError, TrainingError, gate
 from cofire.gates.pooling import peak, trough
 from cofire.gates.targets import activity, mass_levels, mass_target, nested, top_target
 
@@ -256,15 +256,16 @@ def test_activity_of_a_map_that_is_negative_everywhere_is_positive() -> None:
 # The presets' rules, section 2 of the method's notes.
 
 
-def gate_of(config: FTWT, filters: int) -> AbstractGate:
+def method_of(config: FTWT, filters: int) -> AbstractMethod:
     net = Net(lambda m, x: m.logits(m.conv(x).abs()), conv=conv(3, filters), fc=fc(filters))
-    return gate(net, config, input_shape=(3, 8, 8)).gates["conv"]
+    return gate(net, config, input_shape=(3, 8, 8)).gates
 
 
 def target_of(config: FTWT, row: list[float]) -> list[int]:
     """The target a gate makes of a map whose filters peak at ``row``, with a smaller pixel beside each peak."""
     y_BOHW = torch.stack([torch.tensor(row), torch.tensor(row) / 2], dim=1).reshape(1, len(row), 1, 2)
-    target = gate_of(config, len(row)).target(y_BOHW)
+    method = method_of(config, len(row))
+    target = method.target(method.sites["conv"], y_BOHW)
     assert target is not None
     return target.int().tolist()[0]
 

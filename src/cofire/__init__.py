@@ -51,6 +51,8 @@ The files, in the data's way; each imports only from files above it:
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        lockstep.py      call by call on all images: norms fitted under masks
+        ftwt_offline.py  fit_heads: FTWT without training the network; static_twin
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
@@ -69,17 +71,6 @@ The files, in the data's way; each imports only from files above it:
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
     estimate.py          cost of a config before training; ratio for a budget
-    pruning/
-        base.py          what a static method is; the registry of methods
-        removal.py       which filters can leave for good
-        l1.py            small weights leave
-        uniform.py       any leave, the same share everywhere
-        taylor.py        what the loss feels least leaves
-        allocation.py    scores and a budget -> which filters stay
-        surgery.py       model and masks -> the smaller module
-        recovery.py      what it gets back before training
-        apply.py         prune(model, config)
-    signatures.py        filters per group: uniform, Taylor, from a file
     evaluation.py        evaluate() -> Report
     training/
         log.py           the log of a run, one JSON object per line
@@ -92,6 +83,29 @@ The files, in the data's way; each imports only from files above it:
         layout.py        weights laid out for fast steps
         setup.py         what learns, and its seeds
         loop.py          fit()
+    pruning/
+        channels.py      channels that leave together, and the MACs that remain
+        flow.py          which channels arrive where, once some have left
+        removal.py       which channels can leave for good
+        probe.py         the whole model with factors on its channels
+        surgery.py       model and masks -> the smaller module
+        base.py          what a static method is; the registries of its parts
+        allocation.py    scores and a budget -> which channels stay
+        recovery.py      what the smaller module gets back before training
+        l1.py            small weights leave
+        random.py        any leave, the same share everywhere
+        taylor.py        what the loss feels least leaves
+        fpgm.py          what other filters can stand in for leaves
+        sampling.py      what layers read at random places
+        thinet.py        what the next layer's sums miss least leaves
+        cp.py            what LASSO does not need leaves
+        pfp.py           what has no large share in any sum leaves
+        eagleeye.py      how much each group keeps is searched
+        scop.py          what a knock-off serves as well leaves
+        dcp.py           what tells classes apart stays
+        apply.py         prune(model, config)
+        sfp.py           small weights are zeroed while the model learns
+    signatures.py        filters per group: uniform, Taylor, from a file
     zoo/                 trained models that ship with cofire
     experiments/
         provenance.py    machine, versions, commit of a number
@@ -170,6 +184,7 @@ from cofire.gates.blockdrop import BlockDrop
 from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
+from cofire.gates.ftwt_offline import fit_heads, static_twin
 from cofire.gates.gating import GatedModel, gate, mask_loss
 from cofire.gates.lccl import LCCL
 from cofire.gates.per_group import AbstractGate, register_gate
@@ -178,7 +193,7 @@ from cofire.graph.cost import Cost, cost, expected_macs
 from cofire.graph.graph import Graph, trace
 from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
 from cofire.graph.units import Placement, Site, Unit, Units
-from cofire.pruning import L1, PruneConfig, Taylor, Uniform, prune, register_criterion
+from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, Limits, compile, load_program
 from cofire.shift import Shift, shift
 from cofire.training.callbacks import AbstractCallback
@@ -220,6 +235,7 @@ __all__ = [
     "PixelMask",
     "Placement",
     "PruneConfig",
+    "Random",
     "Recipe",
     "Report",
     "Shift",
@@ -241,6 +257,7 @@ __all__ = [
     "evaluate",
     "expected_macs",
     "fit",
+    "fit_heads",
     "gate",
     "list_backbones",
     "load",
@@ -256,6 +273,7 @@ __all__ = [
     "shift",
     "signatures",
     "solve_ratio",
+    "static_twin",
     "trace",
     "zoo",
 ]

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import nn
+from torch import Tensor, nn
 
 from cofire.data.feeding import AnyLoader
 from cofire.errors import ConfigError, FileError
 from cofire.files.atomic import read_json, write_json
 from cofire.gates.base import GateConfig
 from cofire.gates.gating import gate
+from cofire.graph.cost import cost
 from cofire.pruning.allocation import within_budget
 from cofire.pruning.taylor import taylor_scores
 
@@ -53,7 +54,13 @@ def taylor(
     if not 0.0 < macs <= 1.0:
         raise ConfigError(f"macs must be in (0, 1], got {macs}")
     gated = gate(model, config, input_shape=input_shape)
-    kept = within_budget(gated.graph, taylor_scores(gated, loader), macs)
+
+    def remaining(masks: Mapping[str, Tensor]) -> float:
+        return 1 - float(
+            cost(gated.graph, {name: mask_O[None] for name, mask_O in masks.items()}).reduction("executed")
+        )
+
+    kept = within_budget(taylor_scores(gated, loader), macs, remaining)
     return {name: int(mask.sum()) for name, mask in kept.items()}
 
 

@@ -22,7 +22,7 @@ from cofire.gates.gating import GatedModel
 from cofire.graph.tracing import evaluating
 from cofire.progress import progress
 from cofire.pruning.base import Scores
-from cofire.pruning.l1 import L1, l1_scores
+from cofire.pruning.l1 import l1_norms
 
 Order = Literal["l1", "keep rate"]
 """Which filters leave first: those with the smallest weights, or those that run for the fewest images."""
@@ -149,7 +149,10 @@ def _labelled(loader: AnyLoader) -> Batches:
 
 def _scores(gated: GatedModel, decisions: Decisions, by: Order) -> Scores:
     if by == "l1":
-        return l1_scores(gated.backbone, gated.graph, None, L1(macs=1.0))
+        return {
+            group: torch.stack([l1_norms(gated.backbone.get_submodule(unit.name)) for unit in units]).sum(0)
+            for group, units in gated.units.groups.items()
+        }
     if by == "keep rate":
         return {group: torch.from_numpy(decisions.keep_rate(group)) for group in decisions.groups}
     raise unknown("order of filters", by, get_args(Order))

@@ -27,26 +27,34 @@ class Published:
 
     Args:
         origin: where they come from.
-        sha256: of the tensors as `digest` takes it, whatever the format of the file.
+        tensors: SHA-256 as `digest` takes it, so that the format of the file does not matter; or else
+        file: how the SHA-256 of the original file begins.
     """
 
     origin: str
-    sha256: str
+    tensors: str = ""
+    file: str = ""
 
 
 PUBLISHED = {
     "mobilenet_v1_imagenet": Published(
         origin="TensorFlow's MobileNetV1 1.0/224 checkpoint (github.com/tensorflow/models, research/slim), its "
         "variables renamed to those of cofire's mobilenet_v1_imagenet",
-        sha256="6b41923e94581bfb55c493d1976db41e8b894ba60ff5a2f1d2e3837cea3b34f0",
+        tensors="6b41923e94581bfb55c493d1976db41e8b894ba60ff5a2f1d2e3837cea3b34f0",
+    ),
+    "resnet18_imagenet": Published(
+        origin="torchvision (IMAGENET1K_V1), download.pytorch.org/models/resnet18-f37072fd.pth", file="f37072fd"
     ),
     "resnet20_cifar10": Published(
         origin="github.com/akamaster/pytorch_resnet_cifar10, pretrained_models/resnet20-12fca82f.th",
-        sha256="8de90efa2e03ff0fb9d55520f6aea36dbd0c21ae8f0adfea479e620603d18c2b",
+        tensors="8de90efa2e03ff0fb9d55520f6aea36dbd0c21ae8f0adfea479e620603d18c2b",
+    ),
+    "resnet34_imagenet": Published(
+        origin="torchvision (IMAGENET1K_V1), download.pytorch.org/models/resnet34-b627a593.pth", file="b627a593"
     ),
     "resnet56_cifar10": Published(
         origin="github.com/akamaster/pytorch_resnet_cifar10, pretrained_models/resnet56-4bfd9763.th",
-        sha256="0088e95d230427195d273c679370f806238e61907dfc855d0081d46e786c8c5e",
+        tensors="0088e95d230427195d273c679370f806238e61907dfc855d0081d46e786c8c5e",
     ),
 }
 
@@ -76,10 +84,15 @@ def published_file(name: str) -> Path:
 
 def verify(name: str, weights: Mapping[str, Tensor], path: Path) -> None:
     """Raise unless ``weights``, read from ``path``, are the published ones."""
-    if (got := digest(weights)) != PUBLISHED[name].sha256:
+    known = PUBLISHED[name]
+    if known.tensors:
+        kind, wanted, got = "tensors have", known.tensors, digest(weights)
+    else:
+        kind, wanted, got = "file has", known.file, hashlib.sha256(path.read_bytes()).hexdigest()
+    if not got.startswith(wanted):
         raise FileError(
-            f"{path} must hold the published weights {name!r}, whose tensors have sha256 {PUBLISHED[name].sha256}, got "
-            f"{got}; get them from {PUBLISHED[name].origin}, or name your file itself as weights"
+            f"{path} must hold the published weights {name!r}, whose {kind} SHA-256 {wanted}, got {got}; get them from "
+            f"{known.origin}, or name your file itself as weights"
         )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import ConfigError, unknown
+from cofire.gates.targets import largest
 from cofire.graph.graph import Graph
 from cofire.graph.masks import AbstractMask, FilterMask
 from cofire.graph.placement import Filter, place
@@ -272,8 +273,7 @@ class LinearHead:
         logits_BO = nn.functional.linear(features, self.weight, self.bias)
         if self.top is None:
             return logits_BO > threshold
-        order_BO = logits_BO.sort(dim=1, descending=True, stable=True).indices
-        return torch.zeros_like(logits_BO, dtype=torch.bool).scatter_(1, order_BO[:, : self.top], True)
+        return largest(logits_BO, self.top)
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from cofire.errors import ConfigError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
+from cofire.gates.targets import largest
 from cofire.graph.graph import Graph
 from cofire.graph.placement import Filter, place
 from cofire.graph.tracing import norm_activates
@@ -97,8 +98,7 @@ class FBSMethod(AbstractMethod):
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         gate = self[site.name]
         logits_BO = gate.linear(x_BIHW.abs().flatten(2).mean(2))
-        order_BO = logits_BO.detach().sort(dim=1, descending=True, stable=True).indices
-        mask_BO = torch.zeros_like(logits_BO).scatter(1, order_BO[:, : self.kept(site)], 1.0)
+        mask_BO = largest(logits_BO.detach(), self.kept(site)).to(logits_BO.dtype)
         return Decision(logits_BO, mask_BO, torch.relu(logits_BO), gate.beta)
 
     def loss(self, step: Step) -> Tensor:

@@ -1,20 +1,33 @@
-"""Fixed: the same filters for every image. All of them run, unless masks are forced: a probe for other methods."""
+"""Fixed: the same filters for every image; all of them, unless some are named. A probe, and a static twin.
+
+Shapes: B samples, O filters.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
+from cofire.errors import ConfigError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.graph.graph import Graph
 from cofire.graph.units import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fixed(GateConfig):
-    """Gates that decide nothing and learn nothing."""
+    """Gates that decide nothing and learn nothing.
+
+    Args:
+        kept: group -> the filters that run, by their index; groups left out run whole.
+    """
+
+    kept: Mapping[str, tuple[int, ...]] | None = None
 
     def __post_init__(self) -> None:
         check(self)
@@ -23,13 +36,29 @@ class Fixed(GateConfig):
 @final
 @register_method(Fixed)
 class FixedMethod(AbstractMethod):
-    """All filters on."""
+    """The same mask for every image."""
+
+    config: Fixed
+
+    def __init__(self, config: Fixed, graph: Graph) -> None:
+        super().__init__(config, graph)
+        for name, kept in (config.kept or {}).items():
+            if name in self.sites and not all(0 <= o < self.sites[name].filters for o in kept):
+                raise ConfigError(f"Fixed.kept[{name!r}] must be in 0..{self.sites[name].filters - 1}, got {kept}")
 
     def head_macs(self, site: Site) -> int:
         return 0
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
-        return Decision(None, x_BIHW.new_ones(()).expand(len(x_BIHW), site.filters))
+        return Decision(None, mask_row(self.config, site).to(x_BIHW).expand(len(x_BIHW), -1))
 
     def loss(self, step: Step) -> Tensor:
         return step.logits_BK.new_zeros(())
+
+
+def mask_row(config: Fixed, site: Site) -> Tensor:
+    """The mask of any image at a site, (1, O)."""
+    kept = (config.kept or {}).get(site.name)
+    if kept is None:
+        return torch.ones(1, site.filters)
+    return torch.zeros(1, site.filters).index_fill(1, torch.tensor(kept, dtype=torch.long), 1.0)

@@ -15,7 +15,7 @@ from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, 
 from cofire.gates.heads import Head
 from cofire.gates.losses import mask_bce
 from cofire.gates.pooling import peak
-from cofire.gates.targets import activity, mass_levels, nested, top_target
+from cofire.gates.targets import activity, largest, mass_levels, nested, top_target
 from cofire.graph.graph import Graph
 from cofire.graph.units import Site
 
@@ -29,7 +29,11 @@ class FTWT(GateConfig):
         mode: ``decoupled`` keeps task loss and mask loss apart; ``joint`` lets both reach backbone and heads.
         signature: filters to keep per group, the same for every sample, in place of ``ratio``; see
             ``cofire.signatures``.
-        pool, softmax, bias: of the heads.
+        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.Head``.
+        select: which filters run: those with a logit above the threshold, or as many of the ``top`` logits as the
+            signature says, so that every image costs the same.
+        saliency: what makes a filter strong in a target: its ``max`` response, the ``l2`` norm of its map, or its
+            ``mean`` absolute response.
         open_bias: if not 0, the heads' bias at the beginning; with 2 or so the gates start open.
         straight_through: in joint mode the task loss reaches the heads through the binarisation.
         floor: smallest number of filters in a mass target, 0 or 1.
@@ -40,8 +44,11 @@ class FTWT(GateConfig):
     ratio: float = 0.9
     mode: Literal["joint", "decoupled"] = "decoupled"
     signature: Mapping[str, int] | None = None
-    pool: Literal["max", "avg"] = "max"
+    pool: Literal["max", "avg", "both"] = "max"
     softmax: bool = True
+    standardise: bool = False
+    select: Literal["threshold", "top"] = "threshold"
+    saliency: Literal["max", "l2", "mean"] = "max"
     bias: bool = True
     open_bias: float = 0.0
     straight_through: bool = True
@@ -68,12 +75,16 @@ class FTWT(GateConfig):
 
     @property
     def label(self) -> str:
-        return f"FTWT r = {self.ratio:g}"
+        return f"FTWT r = {self.ratio:g}" if self.signature is None else "FTWT, fixed k"
 
     def __post_init__(self) -> None:
         check(self)
         if not 0.0 < self.ratio <= 1.0:
             raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
+        if self.softmax and self.standardise:
+            raise ConfigError("FTWT.softmax must be off where standardise is on: a head normalises its input once")
+        if self.select == "top" and self.signature is None:
+            raise ConfigError('FTWT.select = "top" needs a signature: how many filters run in each group')
         if self.open_bias and not self.bias:
             raise ConfigError(f"FTWT.open_bias must be 0 where bias is off, got {self.open_bias}")
         if not 0.0 <= self.tolerance < 1.0:
@@ -87,7 +98,12 @@ class FTWTGate(nn.Module):
         super().__init__()
         self.k = _kept(site, config)
         self.head = Head(
-            site.units[0].in_channels, site.filters, pool=config.pool, softmax=config.softmax, bias=config.bias
+            site.units[0].in_channels,
+            site.filters,
+            pool=config.pool,
+            softmax=config.softmax,
+            bias=config.bias,
+            standardise=config.standardise,
         )
         if config.open_bias:
             nn.init.constant_(self.head.linear.bias, config.open_bias)
@@ -128,11 +144,20 @@ class FTWTMethod(AbstractMethod):
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         head = self[site.name].head
         logits_BO = head(x_BIHW) if self.joint else head(x_BIHW.detach(), self._known_peak(site, x_BIHW))
-        mask_BO = (logits_BO > self.threshold).to(logits_BO.dtype)
+        mask_BO = self._on(site, logits_BO).to(logits_BO.dtype)
         if self.joint and self.config.straight_through:
             share_BO = torch.sigmoid(logits_BO)
             mask_BO = mask_BO + (share_BO - share_BO.detach())  # value of the mask, gradient of the sigmoid
         return Decision(logits_BO, mask_BO)
+
+    def _on(self, site: Site, logits_BO: Tensor) -> Tensor:
+        if self.config.select == "top":
+            return largest(logits_BO.detach(), self[site.name].k)
+        return logits_BO > self.threshold
+
+    def head_macs(self, site: Site) -> int:
+        macs: int = self[site.name].head.macs
+        return macs
 
     def _known_peak(self, site: Site, x_BIHW: Tensor) -> Tensor | None:
         """The input's maximum over space where the site before found it, and nothing has changed the input since."""
@@ -143,7 +168,7 @@ class FTWTMethod(AbstractMethod):
 
     def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Tensor:
         self._found_BO = peak(y_BOHW.detach())
-        return activity(y_BOHW, self._found_BO, site.units[-1].nonnegative)
+        return activity(y_BOHW, self._found_BO, site.units[-1].nonnegative, self.config.saliency)
 
     def masked(self, site: Site, decision: Decision, y_BOHW: Tensor, alone: bool) -> Tensor:
         masked = super().masked(site, decision, y_BOHW, alone)
@@ -175,7 +200,7 @@ class FTWTMethod(AbstractMethod):
     # Its cost is foretold
 
     def activity(self, site: Site, y_BOHW: Tensor) -> Tensor:
-        return activity(y_BOHW, nonnegative=site.units[-1].nonnegative)
+        return activity(y_BOHW, None, site.units[-1].nonnegative, self.config.saliency)
 
     def levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
         if (k := self[site.name].k) is not None:
@@ -192,7 +217,9 @@ class FTWTMethod(AbstractMethod):
 
     def lower(self, site: Site) -> LinearHead:
         head = self[site.name].head
-        return LinearHead(weight=head.linear.weight, bias=head.linear.bias, pool=head.pool, softmax=head.softmax)
+        weight, bias = head.folded()
+        top = self[site.name].k if self.config.select == "top" else None
+        return LinearHead(weight=weight, bias=bias, pool=head.pool, softmax=head.softmax, top=top)
 
 
 def _kept(site: Site, config: FTWT) -> int | None:

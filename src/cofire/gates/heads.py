@@ -1,35 +1,49 @@
 """A unit's input -> one logit per filter: the only part of a gate that the native engine has to mirror.
 
-Shapes: B samples, I input channels, O filters.
+Shapes: B samples, I input channels, O filters, F pooled features: I, or 2 I where maximum and mean are both pooled.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, final
 
 import torch
 from torch import Tensor, nn
 
 from cofire.gates.pooling import peak
 
+Pool = Literal["max", "avg", "both"]
 
+
+@final
 class Head(nn.Module):
-    """Global pooling over space, softmax over channels, linear map (section 3.3 of the paper).
+    """Global pooling over space, a normalisation of what was pooled, a linear map (section 3.3 of the paper).
 
     Args:
         in_channels, out_channels: I and O.
-        pool: global ``max`` or ``avg``.
+        pool: global ``max``, ``avg``, or ``both``: the maxima, then the means.
         softmax: normalise the pooled input over its channels.
+        standardise: normalise each feature over images instead, as a batch norm without factor and shift does; `folded`
+            makes it part of the linear map.
         bias: of the linear map.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, pool: Literal["max", "avg"], softmax: bool, bias: bool
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        pool: Pool,
+        softmax: bool,
+        bias: bool,
+        standardise: bool = False,
     ) -> None:
         super().__init__()
         self.pool = pool
         self.softmax = softmax
-        self.linear = nn.Linear(in_channels, out_channels, bias=bias)
+        features = in_channels * (2 if pool == "both" else 1)
+        self.norm = nn.BatchNorm1d(features, affine=False) if standardise else None
+        self.linear = nn.Linear(features, out_channels, bias=bias)
 
     @property
     def macs(self) -> int:
@@ -38,10 +52,29 @@ class Head(nn.Module):
 
     def forward(self, x_BIHW: Tensor, peak_BI: Tensor | None = None) -> Tensor:
         """Logits (B, O) for an input (B, I, H, W); ``peak_BI`` is its maximum over space, if known already."""
-        known_BI = peak_BI if self.pool == "max" else None
-        pooled_BI = self._pooled(x_BIHW) if known_BI is None else known_BI
-        logits_BO: Tensor = self.linear(torch.softmax(pooled_BI, dim=1) if self.softmax else pooled_BI)
+        features_BF = self.pooled(x_BIHW, peak_BI)
+        if self.softmax:
+            features_BF = torch.softmax(features_BF, dim=1)
+        elif self.norm is not None:
+            features_BF = self.norm(features_BF)
+        logits_BO: Tensor = self.linear(features_BF)
         return logits_BO
 
-    def _pooled(self, x_BIHW: Tensor) -> Tensor:
-        return peak(x_BIHW) if self.pool == "max" else x_BIHW.flatten(2).mean(2)
+    def pooled(self, x_BIHW: Tensor, peak_BI: Tensor | None = None) -> Tensor:
+        """What the head sees of its input, (B, F)."""
+        if self.pool == "avg":
+            return x_BIHW.flatten(2).mean(2)
+        highest_BI = peak(x_BIHW) if peak_BI is None else peak_BI
+        return highest_BI if self.pool == "max" else torch.cat([highest_BI, x_BIHW.flatten(2).mean(2)], 1)
+
+    def folded(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (O, F) and bias (O,) of the linear map with the standardisation, as it is in eval mode, in it."""
+        weight, bias = self.linear.weight, self.linear.bias
+        if self.norm is None:
+            return weight, bias
+        mean_F, var_F = self.norm.running_mean, self.norm.running_var
+        assert mean_F is not None
+        assert var_F is not None
+        scaled = weight.double() / (var_F.double() + self.norm.eps).sqrt()
+        shift = -(scaled @ mean_F.double())
+        return scaled.to(weight.dtype), (shift if bias is None else bias.double() + shift).to(weight.dtype)

@@ -121,13 +121,15 @@ def _narrowed(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
                 parameter = isinstance(tensor, nn.Parameter)
                 setattr(module, name, nn.Parameter(resized, tensor.requires_grad) if parameter else resized)
         if isinstance(module, nn.Conv2d):
-            if module.groups == module.in_channels == module.out_channels:
-                module.groups = len(module.weight)
+            if module.groups > 1:  # what left was whole groups of filters
+                module.groups = len(module.weight) // (module.out_channels // module.groups)
             module.out_channels, module.in_channels = len(module.weight), module.weight.shape[1] * module.groups
         elif isinstance(module, nn.Linear):
             module.out_features, module.in_features = module.weight.shape
         elif isinstance(module, _NormBase) and module.weight is not None:
             module.num_features = len(module.weight)
+        elif isinstance(module, nn.PReLU):
+            module.num_parameters = len(module.weight)
     return model
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,20 +20,38 @@ from cofire.gates.pooling import peak, trough
 _BITS = 0x7FFFFFFF  # all bits of a float32 but the sign
 
 
-def activity(y_BOHW: Tensor, peak_BO: Tensor | None = None, nonnegative: bool = False) -> Tensor:
-    """Largest absolute response of each filter, (B, O) float32 or wider, without gradient.
+def activity(
+    y_BOHW: Tensor,
+    peak_BO: Tensor | None = None,
+    nonnegative: bool = False,
+    saliency: Literal["max", "l2", "mean"] = "max",
+) -> Tensor:
+    """How strongly each filter responds, (B, O) float32 or wider, without gradient.
 
     Args:
         y_BOHW: a unit's output, (B, O, H, W).
         peak_BO: its maximum over space, if known already.
         nonnegative: promises that no response is negative.
+        saliency: its largest absolute response, the L2 norm of its map, or its mean absolute response.
     """
     # amax and amin apart: each is vectorised, which aminmax is not (7 times slower on a CPU); abs() would copy y.
     y_BOHW = y_BOHW.detach()
-    largest = peak(y_BOHW) if peak_BO is None else peak_BO
-    if not nonnegative:
-        largest = torch.maximum(largest, -trough(y_BOHW))
-    return largest if largest.dtype == torch.float64 else largest.float()
+    found: Tensor
+    if saliency == "l2":
+        found = y_BOHW.flatten(2).norm(dim=2)
+    elif saliency == "mean":
+        found = y_BOHW.flatten(2).abs().mean(2)
+    else:
+        found = peak(y_BOHW) if peak_BO is None else peak_BO
+        if not nonnegative:
+            found = torch.maximum(found, -trough(y_BOHW))
+    return found if found.dtype == torch.float64 else found.float()
+
+
+def largest(values_BO: Tensor, k: int) -> Tensor:
+    """The ``k`` largest values of each sample, equal ones in the order of their index, bool (B, O)."""
+    order_BO = values_BO.sort(dim=1, descending=True, stable=True).indices
+    return torch.zeros_like(values_BO, dtype=torch.bool).scatter_(1, order_BO[:, :k], True)
 
 
 def mass_target(activity_BO: Tensor, ratio: float, *, floor: int = 1, tolerance: float = 0.0) -> Tensor:

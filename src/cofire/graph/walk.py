@@ -30,8 +30,8 @@ _MOVES: set[Any] = {
     *(nn.Flatten, nn.Unflatten, nn.ChannelShuffle, nn.ZeroPad2d, nn.ConstantPad2d, nn.ReflectionPad2d),
     *(nn.ReplicationPad2d, nn.PixelUnshuffle),
 }
-_VIEWS: set[Any] = {"view", "view_as"}
-_CASTS: set[Any] = {"to", "type", "type_as", "half", "bfloat16", "float", "double", "cpu", "cuda"}
+VIEWS: set[Any] = {"view", "view_as"}
+CASTS: set[Any] = {"to", "type", "type_as", "half", "bfloat16", "float", "double", "cpu", "cuda"}
 _REDUCTIONS: set[Any] = {torch.mean, torch.sum, torch.amax, "mean", "sum", "amax"}
 _POOLS: set[Any] = {
     *_REDUCTIONS,
@@ -79,7 +79,7 @@ class Walk(fx.Interpreter):
 
     def _record(self, n: fx.Node, sources: list[fx.Node], operands: list[Any], result: Any) -> None:
         if n.op == "output":
-            reads = tuple(self._channels(self.ids[source]) for source in sources)
+            reads = tuple(self.channels_of(self.ids[source]) for source in sources)
             self.ops.append(Op(n.name, "output", "output", tuple(s.name for s in sources), reads, 0, 0, ()))
             return
         if n.op != "placeholder" and not sources:
@@ -109,7 +109,7 @@ class Walk(fx.Interpreter):
         view[dim] = channels
         own = torch.arange(first, first + channels, dtype=torch.float64).view(view)
         self.ids[n] = own.expand(result.shape)
-        reads = tuple(self._channels(self.ids[source], dim) for source in sources)
+        reads = tuple(self.channels_of(self.ids[source], dim) for source in sources)
         activates = kind in ("activation", "lift") and callee not in _ADDS
         activates = activates or (isinstance(callee, nn.Module) and norm_activates(callee))
         conv = self._conv(n, callee, operands[0], result) if kind in ("conv", "linear") else None
@@ -127,7 +127,7 @@ class Walk(fx.Interpreter):
         if n.op == "placeholder":
             return "input"
         key = type(callee) if isinstance(callee, nn.Module) else callee
-        if key in _MOVES or key in _CASTS:
+        if key in _MOVES or key in CASTS:
             pads = [v for v in (n.kwargs.get("value"), getattr(callee, "value", None)) if v]
             return "opaque" if pads or (key is F.pad and len(n.args) > 3 and n.args[3]) else "move"
         if isinstance(callee, (_ConvNd, nn.Linear)) or key in (F.conv1d, F.conv2d, F.conv3d, F.linear):
@@ -185,13 +185,13 @@ class Walk(fx.Interpreter):
 
     def _moved(self, n: fx.Node, callee: Any) -> Any:
         """The ids after a move, by running it on them; None where it cannot be run on them."""
-        if callee in _CASTS:  # the ids would be cast as well
+        if callee in CASTS:  # the ids would be cast as well
             return self.ids.get(n.all_input_nodes[0])
 
         def ids(node: fx.Node) -> Any:
             found = self.ids.get(node, self.env.get(node))
             # Ids are spread over a map without memory of their own, which only a copy can be viewed in another shape.
-            return found.contiguous() if callee in _VIEWS and isinstance(found, Tensor) else found
+            return found.contiguous() if callee in VIEWS and isinstance(found, Tensor) else found
 
         try:
             return self._run_with(n, ids)
@@ -208,7 +208,7 @@ class Walk(fx.Interpreter):
         return n.target(*args, **kwargs)  # type: ignore[operator]
 
     @staticmethod
-    def _channels(ids: Any, dim: int = 1) -> Tensor | slice:
+    def channels_of(ids: Any, dim: int = 1) -> Tensor | slice:
         """(C,) ids along ``dim``; a channel that mixes several ids counts as live."""
         if not isinstance(ids, Tensor) or ids.ndim < 2:
             return torch.tensor([LIVE])

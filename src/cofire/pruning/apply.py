@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import torch
 from torch import nn
 
 from cofire.data.feeding import AnyLoader
-from cofire.errors import ConfigError
+from cofire.errors import ConfigError, NoUnitError
 from cofire.gates.gating import GatedModel
-from cofire.pruning.allocation import remaining, shares, within_budget
-from cofire.pruning.base import PruneConfig, scores
-from cofire.pruning.recovery import recalibrate
+from cofire.pruning.base import PruneConfig, allocate, recover, scores
+from cofire.pruning.channels import Channels
 from cofire.pruning.removal import removable
 from cofire.pruning.surgery import cut
 
@@ -25,12 +27,12 @@ def prune(
 ) -> nn.Module:
     """A really smaller copy of ``model``, a plain module of the same class; ``model`` is left alone.
 
-    It computes what ``model`` computes with the removed filters' outputs at zero. Between ``config.macs`` and one
+    It computes what ``model`` computes with the removed channels at zero. Between ``config.macs`` and one
     percentage point less of the MACs remain. Train it with `fit`; `save`, `load` and `compile` take it as any other.
 
     Args:
         model: any module torch.fx can trace, taking one (B, C, H, W) batch.
-        config: of a registered method: ``L1(macs=0.5)``, ``Uniform(macs=0.5)``, ``Taylor(macs=0.5)``.
+        config: of a registered method: ``L1(macs=0.5)``, ``Random(macs=0.5)``, ``Taylor(macs=0.5)``.
         loader: images for methods that look at some; ``Taylor`` needs labels too.
         input_shape: (C, H, W) of an image, for the MACs. Default: what a registered backbone was made for, else
             224 x 224.
@@ -38,18 +40,56 @@ def prune(
     Raises:
         ConfigError: the budget cannot be met; says what can.
         NoUnitError: no filter can be removed; says why.
+        TraceError: a layer computes its weight from others, or the forward does not run with fewer channels.
     """
     if isinstance(model, GatedModel):
         raise ConfigError("the model is gated; prune its plain form, gated.backbone, and gate what comes out")
-    graph = removable(model, input_shape)
-    found = scores(model, graph, loader, config)
-    masks = within_budget(graph, shares(found) if config.allocation == "uniform" else found, config.macs)
-    if (left := remaining(graph, masks)) < config.macs - _POINT:
+    channels = removable_for(model, config, input_shape)
+    masks = allocate(model, channels, loader, config, scores(model, channels, loader, config))
+    if not config.macs - _POINT <= (left := channels.remaining(masks)) <= config.macs:
         raise ConfigError(
             f"macs={config.macs} cannot be met within one point: the nearest below is {left:.3f}, and one filter more "
             "is too much; ask for that"
         )
-    smaller = cut(model, graph, masks)
-    if config.recovery == "norms":
-        recalibrate(smaller, loader)
+    smaller = cut(model, channels, masks)
+    recover(model, smaller, channels, masks, loader, config)
     return smaller
+
+
+def removable_for(model: nn.Module, config: PruneConfig, input_shape: tuple[int, int, int] | None = None) -> Channels:
+    """The channels that may leave under ``config``; they suffice for its budget.
+
+    Raises:
+        ConfigError: they do not; says what keeps the others.
+        NoUnitError: no filter can be removed; says why.
+    """
+    try:
+        channels = removable(model, input_shape, streams=config.streams == "cut")
+        if config.streams == "auto" and _least(channels) > config.macs:
+            channels = removable(model, input_shape, streams=True)
+    except NoUnitError as error:
+        if config.streams != "auto":
+            raise
+        try:
+            channels = removable(model, input_shape, streams=True)
+        except NoUnitError:
+            raise error from None
+    if (least := _least(channels)) > config.macs:
+        raise ConfigError(
+            f"macs={config.macs} cannot be reached: one filter per group leaves {least:.3f}{_why(channels)}"
+        )
+    return channels
+
+
+def _least(channels: Channels) -> float:
+    """Share of the MACs with one channel in each group."""
+    return channels.remaining({name: torch.arange(size) < 1 for name, size in channels.sizes.items()})
+
+
+def _why(channels: Channels) -> str:
+    """The commonest reasons for which convs stay whole, in words."""
+    common = Counter(channels.reasons.values()).most_common(3)
+    found = [
+        f"{next(conv for conv, why in channels.reasons.items() if why == reason)}: {reason}" for reason, _ in common
+    ]
+    return "; what stays whole, e.g. " + "; ".join(found) if found else ""

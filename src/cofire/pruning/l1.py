@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from cofire.data.feeding import AnyLoader
-from cofire.graph.graph import Graph
 from cofire.pruning.base import PruneConfig, register_criterion
+from cofire.pruning.channels import Channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class L1(PruneConfig):
-    """A filter's score is the sum of its absolute weights; a depthwise filter adds its own to its feeder's."""
+    """A channel's score is the sum of its filters' absolute weights, in all layers that write it."""
 
 
 @register_criterion(L1)
-def l1_scores(model: nn.Module, graph: Graph, loader: AnyLoader | None, config: L1) -> dict[str, Tensor]:
+def l1_scores(model: nn.Module, channels: Channels, loader: AnyLoader | None, config: PruneConfig) -> dict[str, Tensor]:
     """Group -> (O,) float64."""
 
-    def norms(unit: str) -> Tensor:
-        conv = cast(nn.Conv2d, model.get_submodule(unit))
-        return conv.weight.detach().double().cpu().abs().sum((1, 2, 3))
+    def norms(layer: str) -> Tensor:
+        return l1_norms(model.get_submodule(layer))
 
-    groups = graph.units.groups
-    return {group: torch.stack([norms(unit.name) for unit in units]).sum(0) for group, units in groups.items()}
+    return {name: group.total(norms) for name, group in channels.groups.items()}
+
+
+def l1_norms(layer: nn.Module) -> Tensor:
+    """Sum of each filter's absolute weights, float64 (filters,)."""
+    weight = layer.get_parameter("weight").detach().double().cpu()
+    return weight.abs().flatten(1).sum(1)

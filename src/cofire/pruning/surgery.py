@@ -1,88 +1,120 @@
-"""Model + masks -> the smaller module. Our graph says which channels of which layer go; Torch-Pruning cuts the layers.
-
-Torch-Pruning's own dependency graph is not used: version 1.6.1 loses track of channels in nested concatenations.
-"""
+"""Model + masks -> the smaller module, proven to compute what the masked one does."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from cofire.errors import CofireError, TraceError
-from cofire.extras import require
+from cofire.errors import TraceError
 from cofire.graph.cost import cost
-from cofire.graph.graph import Graph, trace
-from cofire.graph.live import Live, live_inputs
-from cofire.pruning.removal import inner_modules
+from cofire.graph.graph import trace
+from cofire.graph.tracing import evaluating
+from cofire.pruning.channels import Channels, ids
+from cofire.pruning.probe import scaled
+
+_OF_SPREAD, _OF_SIZE = 1e-4, 1e-5  # sums in another order differ by less, a wrong channel by far more
 
 
-def cut(model: nn.Module, graph: Graph, masks: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of ``model`` without the filters that ``masks`` switches off.
+def cut(model: nn.Module, channels: Channels, masks: Mapping[str, Tensor], *, check: bool = True) -> nn.Module:
+    """A copy of ``model`` without the channels that ``masks`` switches off.
 
     Args:
-        graph: of ``model``; its gated units are removable.
+        channels: of ``model``.
         masks: group -> bool (O,), at least one True each.
+        check: compare it with the masked model; a search that cuts often need not.
 
     Raises:
-        TraceError: the copy does not run, e.g. because a width is written into the forward.
+        TraceError: the copy does not run, or does not compute what the masked model does, e.g. because a width is
+            written into the forward.
     """
-    pruning = require("torch_pruning", package="torch-pruning", extra="prune")
     smaller = copy.deepcopy(model)
-    trained = {name: parameter.requires_grad for name, parameter in smaller.named_parameters()}
-    kept = {unit: masks[unit.group] for unit in graph.units if unit.gated}
-    filters = {unit.conv: mask_O for unit, mask_O in kept.items()}
-    through = {unit.out: Live.under(mask_O[None]) for unit, mask_O in kept.items()}
-    live = live_inputs(graph, through, next(iter(through.values())))
-    with torch.no_grad():
-        for op in graph.ops:
-            if op.conv is not None:
-                inputs_I = live[op.name].table_BC[0] == 0
-                _cut_layer(pruning, smaller.get_submodule(op.conv.module), inputs_I, filters.get(op.name))
-        for unit, mask_O in kept.items():
-            for name in inner_modules(graph, unit):
-                _cut_channels(pruning, smaller.get_submodule(name), mask_O)
-    for name, learns in trained.items():
-        smaller.get_parameter(name).requires_grad_(learns)
-    _check(smaller, graph, masks)
+    kept = channels.kept_ids(masks)
+    for op in channels.graph.ops:
+        name = channels.called.get(op.name, "")
+        if op.conv is not None and name:
+            _cut_layer(smaller.get_submodule(name), kept[ids(op.reads[0])], kept[ids(op.own)])
+        elif op.channels and name:
+            _cut_channels(smaller.get_submodule(name), kept[ids(op.own)])
+    if check:
+        _check(model, smaller, channels, masks)
     return smaller
 
 
-def _cut_layer(pruning: ModuleType, layer: nn.Module, inputs_I: Tensor, filters_O: Tensor | None) -> None:
-    """Take channels out of a conv or linear layer in place: inputs that are dead, filters that are off."""
-    if isinstance(layer, nn.Conv2d) and layer.groups > 1:
-        if filters_O is not None:
-            pruning.prune_depthwise_conv_out_channels(layer, _gone(filters_O))
+def _cut_layer(layer: nn.Module, inputs_I: Tensor, filters_O: Tensor) -> None:
+    """Take inputs and filters out of a conv or linear layer in place."""
+    if not isinstance(layer, (nn.Conv2d, nn.Linear)):
+        return  # pinned
+    _keep(layer, "weight", filters_O)
+    _keep(layer, "bias", filters_O)
+    if isinstance(layer, nn.Linear):
+        _keep(layer, "weight", inputs_I, dim=1)
+        layer.out_features, layer.in_features = layer.weight.shape
         return
-    if gone := _gone(inputs_I):
-        kind = "linear" if isinstance(layer, nn.Linear) else "conv"
-        getattr(pruning, f"prune_{kind}_in_channels")(layer, gone)
-    if filters_O is not None:
-        pruning.prune_conv_out_channels(layer, _gone(filters_O))
+    if layer.groups > 1:  # whole groups leave, so that a filter has as many inputs as before
+        layer.groups = int(filters_O.sum()) // (layer.out_channels // layer.groups)
+    else:
+        _keep(layer, "weight", inputs_I, dim=1)
+    layer.out_channels, layer.in_channels = len(layer.weight), layer.weight.shape[1] * layer.groups
 
 
-def _cut_channels(pruning: ModuleType, module: nn.Module, mask_C: Tensor) -> None:
-    """Take channels out of what stands between a unit's conv and its end."""
-    if isinstance(module, nn.BatchNorm2d):
-        pruning.prune_batchnorm_out_channels(module, _gone(mask_C))
+def _cut_channels(module: nn.Module, kept_C: Tensor) -> None:
+    """Take channels out of what treats them one by one: a norm, a PReLU."""
+    if isinstance(module, _NormBase):
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            _keep(module, name, kept_C)
+        module.num_features = int(kept_C.sum())
     elif isinstance(module, nn.PReLU) and module.num_parameters > 1:
-        pruning.prune_prelu_out_channels(module, _gone(mask_C))
+        _keep(module, "weight", kept_C)
+        module.num_parameters = int(kept_C.sum())
 
 
-def _gone(mask_C: Tensor) -> list[int]:
-    found: list[int] = (~mask_C).nonzero().flatten().tolist()
-    return found
+def _keep(module: nn.Module, name: str, kept: Tensor, dim: int = 0) -> None:
+    """Replace a parameter or buffer, if there is one, by its part that stays."""
+    tensor = getattr(module, name)
+    if tensor is None or bool(kept.all()):
+        return
+    part = tensor.detach().index_select(dim, kept.nonzero().flatten().to(tensor.device)).contiguous()
+    learned = isinstance(tensor, nn.Parameter)
+    setattr(module, name, nn.Parameter(part, tensor.requires_grad) if learned else part)
 
 
-def _check(smaller: nn.Module, graph: Graph, masks: Mapping[str, Tensor]) -> None:
-    planned = cost(graph, {group: mask_O[None] for group, mask_O in masks.items()}).executed
+@torch.no_grad()
+def _check(model: nn.Module, smaller: nn.Module, channels: Channels, masks: Mapping[str, Tensor]) -> None:
+    """MACs as planned, and outputs equal to those of the masked model on images of noise."""
+    like = next(model.parameters())
+    noise = torch.randn(2, *channels.input_shape, generator=torch.Generator().manual_seed(0)).to(like)
+    factors = {name: mask_O.to(like) for name, mask_O in masks.items()}
     try:
-        found = cost(trace(smaller, graph.input_shape), {}).dense
-    except CofireError as error:
+        with evaluating(smaller):
+            found = _tensors(smaller(noise))
+        macs = cost(trace(smaller, channels.input_shape), {}).dense_total
+    except Exception as error:
         raise TraceError(
             f"the model does not run with fewer filters; its forward may have a width written into it: {error}"
         ) from error
-    assert {layer: int(macs) for layer, macs in planned.items()} == found
+    with evaluating(model):
+        expected = _tensors(scaled(model, channels, factors, noise))
+    rounding = 10 * torch.finfo(like.dtype).eps
+    planned = round(channels.remaining(masks) * cost(channels.graph, {}).dense_total)
+    wrong = [f"{macs:,} MACs instead of {planned:,}"] if macs != planned else []
+    for one, other in zip(found, expected, strict=True):
+        difference, spread, size = (float(x) for x in ((one - other).abs().max(), other.std(), other.abs().max()))
+        if not difference <= (_OF_SPREAD + rounding) * spread + _OF_SIZE * size:
+            wrong.append(f"outputs that differ by {difference:.3g} (their spread is {spread:.3g})")
+    if wrong:
+        raise TraceError(
+            f"the smaller model must compute what the masked one does, but has {' and '.join(wrong)}; its forward may "
+            "do something with channels that tracing does not see"
+        )
+
+
+def _tensors(outputs: object) -> list[Tensor]:
+    """The tensors in what a model returns."""
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    parts = outputs.values() if isinstance(outputs, Mapping) else outputs if isinstance(outputs, (tuple, list)) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]

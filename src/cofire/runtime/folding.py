@@ -53,6 +53,10 @@ def _read_by(op: Op) -> tuple[int, ...]:
     return op.src if pooled is None else (*op.src, pooled)
 
 
+def _pools_own_source(op: Op) -> bool:
+    return op.gate is not None and op.gate.head is not None and op.gate.head.src is None
+
+
 def _reading(op: Op, holder: Mapping[int, int]) -> Op:
     """The op with other numbers for the buffers that it reads."""
     gate = op.gate
@@ -78,7 +82,7 @@ def _only_pads(move: Move, buffers: tuple[Shape, ...]) -> bool:
 
 def _takes_pad(op: Op, pads: dict[int, Move]) -> bool:
     # A head pools the padded map, so its conv has to read that.
-    return isinstance(op, Conv) and op.src[0] in pads and (op.gate is None or op.gate.head is None)
+    return isinstance(op, Conv) and op.src[0] in pads and not _pools_own_source(op)
 
 
 def _padding_itself(op: Op, pad: Move, buffers: tuple[Shape, ...]) -> Op:
@@ -198,7 +202,7 @@ def _may_follow(scale: Affine, program: Program) -> bool:
 
 
 def _takes_scale(op: Op, scales: dict[int, Affine]) -> bool:
-    if not isinstance(op, Conv) or op.src[0] not in scales or (op.gate is not None and op.gate.head is not None):
+    if not isinstance(op, Conv) or op.src[0] not in scales or _pools_own_source(op):
         return False
     return not any(op.padding) or not bool(scales[op.src[0]].shift.any())  # what is padded must be zero
 

@@ -1,0 +1,36 @@
+"""FPGM: filters near the geometric median of their layer leave, since the others can stand in for them.
+
+He et al. 2019, "Filter pruning via geometric median for deep convolutional neural networks acceleration". Its soft
+form, pruning while training, is ``SoftPruning(model, FPGM(...))``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from cofire.data.feeding import AnyLoader
+from cofire.pruning.base import PruneConfig, register_criterion
+from cofire.pruning.channels import Channels
+
+
+@dataclass(frozen=True, kw_only=True)
+class FPGM(PruneConfig):
+    """A filter's score is the sum of its distances to the other filters of its layer."""
+
+
+@register_criterion(FPGM)
+def fpgm_scores(model: nn.Module, channels: Channels, loader: AnyLoader | None, config: FPGM) -> dict[str, Tensor]:
+    """Group -> (O,) float64; over all layers that write a channel."""
+    return {
+        name: group.total(lambda layer: distances(model.get_submodule(layer).get_parameter("weight")))
+        for name, group in channels.groups.items()
+    }
+
+
+def distances(weight: Tensor) -> Tensor:
+    """Sum of each filter's Euclidean distances to all filters of ``weight`` (filters, ...), float64 (filters,)."""
+    rows = weight.detach().double().cpu().flatten(1)
+    return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").sum(1)

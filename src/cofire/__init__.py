@@ -71,6 +71,7 @@ The files, in the data's way; each imports only from files above it:
         classify.py      a picture through an engine
     estimate.py          cost of a config before training; ratio for a budget
     evaluation.py        evaluate() -> Report
+    calibrate.py         the threshold for a budget of MACs
     training/
         log.py           the log of a run, one JSON object per line
         tracking.py      the log in TensorBoard, trackio or wandb too
@@ -164,6 +165,7 @@ from cofire.backbones import (
     load_weights,
     register_backbone,
 )
+from cofire.calibrate import calibrate
 from cofire.errors import (
     CofireError,
     CompileError,
@@ -247,6 +249,7 @@ __all__ = [
     "Unit",
     "Units",
     "analysis",
+    "calibrate",
     "compile",
     "cost",
     "create_backbone",

@@ -45,8 +45,9 @@ class Floats {
     int64_t size_ = 0;
 };
 
-// Many arrays side by side, so that small ones lie on huge pages too: a network of small convs would need thousands of
-// others, whose addresses no CPU remembers from one image to the next. They live as long as the shelf.
+// An arena, or bump allocator: many arrays side by side, so that small ones lie on huge pages too: a network of small
+// convs would need thousands of others, whose addresses no CPU remembers from one image to the next. They live as long
+// as the shelf.
 class Shelf {
    public:
     float* take(int64_t size) {

@@ -17,8 +17,8 @@ constexpr int kSlack = 64;   // floats of room after every array that a leaf wal
 constexpr int kLine = 16;    // floats in a cache line
 constexpr int kMaxRows = 8;  // the most that Leaf::rows is
 
-// Winograd's sizes: m outputs of r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and
-// (4, 4).
+// The sizes F(m, r) of Winograd's convs, by the name of Toom and Cook, whose scheme for products they use: m outputs of
+// r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and (4, 4).
 struct Toom {
     int m, r;
     int a() const { return m + r - 1; }
@@ -40,6 +40,8 @@ struct Ending {
     float* peak[kMaxRows];
 };
 
+// The microkernels of one instruction set, the leaves of the tree of calls: "v3" and so on, the kernel set that an
+// engine is made with.
 struct Leaf {
     const char* name;
     int lanes;          // floats in a vector

@@ -25,9 +25,7 @@ def test_the_budget_asked_for_is_reached(macs: float, softmax: bool) -> None:
 def test_what_no_threshold_reaches_is_refused_and_nothing_is_changed() -> None:
     gated, loader = tiny_gated(), tiny_images(20).loader(10)
     gated.threshold = 0.125
-    with pytest.raises(
-        ConfigError, match=r"macs=0\.0001 cannot be reached by a threshold: between 0\."
-    ):
+    with pytest.raises(ConfigError, match=r"macs=0\.0001 cannot be reached by a threshold: between 0\."):
         calibrate(gated, loader, macs=0.0001)
     assert gated.threshold == 0.125
     with pytest.raises(ConfigError, match=r"must be in \(0, 1\), got 1"):

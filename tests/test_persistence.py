@@ -105,8 +105,19 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
 def any_ftwt() -> st.SearchStrategy[FTWT]:
     hints = get_type_hints(FTWT)
     values = {field.name: any_value(hints[field.name]) for field in dataclasses.fields(FTWT)}
-    without_bias = {**values, "bias": st.just(False), "open_bias": st.just(0.0)}
-    return st.builds(FTWT, **{**values, "bias": st.just(True)}) | st.builds(FTWT, **without_bias)
+    return st.fixed_dictionaries(values).map(_possible)
+
+
+def _possible(values: dict[str, Any]) -> FTWT:
+    """The config of options drawn one by one, without those that exclude each other."""
+    values = dict(values)
+    if not values["bias"]:
+        values["open_bias"] = 0.0
+    if values["standardise"]:
+        values["softmax"] = False
+    if values["select"] == "top":
+        values["signature"] = values["signature"] or {"a": 1}
+    return FTWT(**values)
 
 
 @given(any_ftwt())

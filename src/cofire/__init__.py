@@ -72,6 +72,7 @@ The files, in the data's way; each imports only from files above it:
         classify.py      a picture through an engine
     estimate.py          cost of a config before training; ratio for a budget
     evaluation.py        evaluate() -> Report
+    calibrate.py         the threshold for a budget of MACs
     training/
         log.py           the log of a run, one JSON object per line
         tracking.py      the log in TensorBoard, trackio or wandb too
@@ -165,6 +166,7 @@ from cofire.backbones import (
     load_weights,
     register_backbone,
 )
+from cofire.calibrate import calibrate
 from cofire.errors import (
     CofireError,
     CompileError,
@@ -249,6 +251,7 @@ __all__ = [
     "Unit",
     "Units",
     "analysis",
+    "calibrate",
     "compile",
     "cost",
     "create_backbone",

@@ -6,6 +6,7 @@ Shapes: B samples, O filters, K classes.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -61,6 +62,9 @@ class Report:
     empty: dict[str, int]
     per_class: dict[int, ClassReport]
     threshold: float | None
+    bits: float | None = None
+    """Bits per filter: how much a filter's gate depends on the image, mean over filters. 0 for one mask for all
+    images, 1 where each filter runs for half of them. None for a method that does not decide on filters."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
@@ -76,6 +80,8 @@ class Report:
         for column in COLUMNS:
             saved = f"{percent(self.reduction[column])} ± {100 * self.spread[column]:.1f} saved"
             table.add_row(f"MACs, {column}", saved)
+        if self.bits is not None:
+            table.add_row("bits per filter", f"{self.bits:.3f}")
         for group, rate in self.keep_rate.items():
             empty = f", no filter for {self.empty[group]} samples" if self.empty[group] else ""
             right = f", mask accuracy {percent(self.mask_accuracy[group])}" if group in self.mask_accuracy else ""
@@ -134,6 +140,7 @@ class _Sums:
         self.classes: dict[int, list[float]] = defaultdict(lambda: [0, 0, 0.0])
         self.dense: dict[tuple[int, int, int], Cost] = {}
         self.dense_macs = 0
+        self.on: dict[str, Tensor] = {}
 
     def add(self, x_BCHW: Tensor, label_B: Tensor) -> None:
         with torch.no_grad(), evaluating(self.model):
@@ -172,6 +179,8 @@ class _Sums:
         mask, method, name = decision.mask, self.parts[path].gates, _inside(path, site)
         self.sums["keep", name] += float(mask.keep_rate.sum())
         self.sums["empty", name] += float(mask.empty.sum())
+        if mask.kind == "filters":
+            self.on[name] = self.on.get(name, 0) + mask.bits.double().sum(0).cpu()
         target = method.target(method.sites[site], y_BOHW)
         if target is not None:
             right = (mask.bits == target).double()
@@ -209,7 +218,18 @@ class _Sums:
                 for label, (n, right, saved) in sorted(self.classes.items())
             },
             threshold=next((part.threshold for part in self.parts.values()), None),
+            bits=bits_per_filter(torch.cat(list(self.on.values())) / self.n) if self.on else None,
         )
+
+
+def bits_per_filter(rate_F: Tensor) -> float:
+    """Mutual information of image and gate, mean over filters, from the share of images each filter runs for.
+
+    Gates decide without chance, so it is the entropy of that share, in [0, 1] bits.
+    """
+    rate_F = rate_F.double()
+    entropy_F = -(torch.xlogy(rate_F, rate_F) + torch.xlogy(1 - rate_F, 1 - rate_F)) / math.log(2)
+    return float(entropy_F.mean())
 
 
 def _inside(path: str, name: str) -> str:

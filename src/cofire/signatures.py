@@ -1,7 +1,6 @@
-"""Signatures: how many filters each group keeps, the same for every sample; used as ``FTWT(signature=...)``.
+"""Signatures: how many filters each group keeps, the same for every sample; for configs that have a ``signature``.
 
-``uniform`` and ``taylor`` make one, ``read`` and ``write`` keep it in a JSON file. Without a signature FTWT
-takes the number per sample from the activation mass.
+``uniform`` and ``taylor`` make one, ``read`` and ``write`` keep it in a JSON file.
 """
 
 from __future__ import annotations

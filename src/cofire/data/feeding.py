@@ -32,6 +32,18 @@ def feed(loader: AnyLoader, text: str = "") -> Iterator[Batch]:
         raise DataError("the loader gave no batch: it is empty, or was used up by an earlier pass")
 
 
+def first_images(loader: AnyLoader, images: int) -> list[Tensor]:
+    """The first images of a loader, batch by batch; all of one size."""
+    found: list[Tensor] = []
+    for x_BCHW, _ in feed(loader):
+        found.append(x_BCHW[: images - sum(map(len, found))])
+        if sum(map(len, found)) >= images:
+            break
+    if len({batch.shape[1:] for batch in found}) > 1:
+        raise DataError("images must be of one size here, got several")
+    return found
+
+
 def num_batches(loader: AnyLoader) -> int | None:
     """How many batches a loader says it has; None if it does not know, like a DataLoader on an endless set."""
     try:

@@ -19,8 +19,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cofire.data.feeding import AnyLoader, feed
-from cofire.errors import ConfigError, DataError
+from cofire.data.feeding import AnyLoader, first_images
+from cofire.errors import ConfigError
 from cofire.gates.base import Decision
 from cofire.gates.fixed import Fixed, mask_row
 from cofire.gates.ftwt import FTWT
@@ -111,18 +111,6 @@ def static_twin(model: nn.Module, gated: GatedModel, loader: AnyLoader, *, image
     rows = {name: mask_row(config, site) for name, site in twin.gates.sites.items()}
     refit(twin.graph, copy.deepcopy(model).eval(), batches, lambda site, _: rows[site.name], "fitting the twin")
     return twin
-
-
-def first_images(loader: AnyLoader, images: int) -> list[Tensor]:
-    """The first images of a loader, batch by batch."""
-    found: list[Tensor] = []
-    for x_BCHW, _ in feed(loader):
-        found.append(x_BCHW[: images - sum(map(len, found))])
-        if sum(map(len, found)) >= images:
-            break
-    if len({batch.shape[1:] for batch in found}) > 1:
-        raise DataError("heads are fitted on images of one size, got several")
-    return found
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
 from cofire.files.atomic import read_json, read_tensors, write_json, write_tensors
-from cofire.files.strict import differences, unstructure
+from cofire.files.strict import same_run, unstructure
 from cofire.gates.gating import GatedModel, describe_backbone, gated_parts, has_gates, mask_loss, num_filters
 from cofire.gates.losses import distillation
 from cofire.gates.persistence import fill
@@ -368,18 +369,20 @@ class _Run:
 
     def _claim_folder(self) -> None:
         assert self.out is not None
-        mine = unstructure(
-            {
-                "recipe": self.recipe,
-                "model": self.model.describe() if isinstance(self.model, GatedModel) else describe_backbone(self.model),
-                "filters": num_filters(self.model),
-                "data": described(self.train),
-                "steps_per_epoch": self.steps_per_epoch,
-            }
-        )
+        model: Any = describe_backbone(self.model)
+        if isinstance(self.model, GatedModel):
+            config = self.model.config  # itself, so that a field that an older run does not have counts as its default
+            model = {**self.model.describe(), "gate": {"type": type(config).__name__, "fields": config}}
+        mine = {
+            "recipe": self.recipe,
+            "model": model,
+            "filters": num_filters(self.model),
+            "data": described(self.train),
+            "steps_per_epoch": self.steps_per_epoch,
+        }
         path = self.out / "fit.json"
         if not path.exists():
-            write_json(path, mine)
-        elif changed := differences(mine, read_json(path)):
+            write_json(path, unstructure(mine))
+        elif changed := same_run(mine, read_json(path)):
             what = ", ".join(changed)
             raise FileError(f"{self.out} holds another run (it differs in {what}); choose another folder or remove it")

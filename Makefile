@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick lint types pytest wheel-check sanitize browser browser-if-there cross peers format bench clean
+.PHONY: fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -55,6 +55,24 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; two minutes
 	csrc/tests/sanitize.sh
 
+FUZZ_SECONDS ?= 600
+fuzz: .venv/demo.stamp ## coverage-guided fuzz of the loader and the engine, FUZZ_SECONDS long; needs Debian's clang-16 and libclang-rt-16-dev
+	csrc/tests/fuzz.sh $(FUZZ_SECONDS)
+
+FUZZ_FILES ?= 1000000
+fuzz-readers: .venv/dev.stamp ## FUZZ_FILES mutated programs through both readers, all kernel sets and the interpreter; hours
+	OMP_NUM_THREADS=1 $(BIN)/python tests/differential.py $(FUZZ_FILES) 1 1.0
+
+fuzz-python: .venv/fuzz.stamp ## Atheris on recipes, results, model folders, tuning files, Parquet and archives, FUZZ_SECONDS long
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_python.py -max_total_time=$(FUZZ_SECONDS)
+
+soak: .venv/dev.stamp ## a million images by eight callers; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py 1000000
+
+kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data preparation and compiling; minutes
+	rm -rf build/kill && mkdir -p build/kill
+	OMP_NUM_THREADS=1 $(BIN)/python tests/killing.py 24 build/kill
+
 browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
 	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py
 
@@ -93,6 +111,11 @@ clean: ## remove everything that make made
 .venv/dev.stamp: .venv/demo.stamp
 	$(INSTALL) --no-build-isolation -e '.[dev]'
 	$(INSTALL) --no-deps torchvision timm
+	touch $@
+
+# What `make fuzz-python` adds.
+.venv/fuzz.stamp: .venv/dev.stamp
+	$(INSTALL) atheris
 	touch $@
 
 # What `make browser` adds: Playwright without a browser of its own.

@@ -34,9 +34,8 @@ def convs(program: Program) -> Iterator[tuple[Conv, int, int]]:
 
 def error(op: Conv, side: int, out: int, algorithm: str) -> float:
     filters, channels = op.weight.shape[:2]
-    plain = replace(
-        op, src=(0,), dst=1, gate=None, padding=(0, 0, 0, 0), residual=False, act="none", slope=0.0, bias=torch.zeros(filters), shift=None
-    )  # fmt: skip
+    own = {"padding": (0, 0, 0, 0), "residual": False, "act": "none", "slope": 0.0, "shift": None}
+    plain = replace(op, src=(0,), dst=1, gate=None, bias=torch.zeros(filters), **own)
     shapes = ((channels, side, side), (filters, out, out))
     program = Program(input=0, output=1, output_shape=shapes[1], buffers=shapes, groups=(), threshold=0.0, ops=(plain,))
     try:
@@ -64,7 +63,9 @@ def main() -> None:
         worst = dict.fromkeys(ALGORITHMS, 0.0)
         for op, side, out in convs(lower(model.eval())):
             errors = {name: error(op, side, out, name) for name in ALGORITHMS}
-            worst = {name: max(worst[name], errors[name]) if errors[name] == errors[name] else worst[name] for name in worst}
+            worst = {
+                name: max(worst[name], errors[name]) if errors[name] == errors[name] else worst[name] for name in worst
+            }
             cells = " | ".join("" if value != value else f"{value:.1e}" for value in errors.values())
             print(f"| {op.name} | {'x'.join(map(str, op.weight.shape))} | {cells} |")
         print(f"| **largest** | | {' | '.join(f'**{value:.1e}**' for value in worst.values())} |", flush=True)

@@ -64,7 +64,9 @@ cofire::Engine* make_engine(nb::bytes file, const std::string& kernel, const std
                             double work, double tuning_seconds) {
     const auto* data = static_cast<const uint8_t*>(file.data());
     const size_t size = file.size();
-    return without_gil([&] { return new cofire::Engine(cofire::load_program(data, size), kernel, tuning, {memory, work, tuning_seconds}); });
+    return without_gil([&] {
+        return new cofire::Engine(cofire::load_program(data, size), kernel, tuning, {memory, work, tuning_seconds});
+    });
 }
 
 void check(nb::bytes file) {

@@ -19,7 +19,7 @@ constexpr int64_t kInputs = 640 * 1024;    // floats of transformed inputs in a 
 constexpr int64_t kProducts = 640 * 1024;  // floats of products in a chunk
 constexpr int kFilters = 528;              // filters in a chunk: whole groups of every leaf's rows
 
-constexpr int kMostTaps = 4;               // of a phase, along one axis
+constexpr int kMostTaps = 4;  // of a phase, along one axis
 
 constexpr double kPoints[] = {0, 1, -1, 2, -2, 0.5};  // as in kernels/winograd.cpp
 
@@ -259,8 +259,8 @@ class Winograd final : public AbstractConv {
         return int64_t(call.n_in) * op_.kernel.h * op_.kernel.w * n;
     }
 
-    // One pixel as the definition has it. What is not finite in a tile, or becomes so on the way, spoils all pixels that
-    // the tile makes, and with them every one that it should: those are computed anew.
+    // One pixel as the definition has it. What is not finite in a tile, or becomes so on the way, spoils all pixels
+    // that the tile makes, and with them every one that it should: those are computed anew.
     float direct(const ConvCall& call, int o, int row, int column) const {
         double sum = 0;
         for (int k = 0; k < call.n_in; ++k) {

@@ -98,7 +98,8 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
     if (reference)
         for (const Op& op : ops) state_->algorithms.push_back(op.kind == Kind::conv ? "ref" : "-");
     else
-        state_->algorithms = tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, tuning);
+        state_->algorithms =
+            tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, tuning);
     for (size_t i = 0; i < ops.size(); ++i) {
         prepared.convs.push_back(nullptr);
         if (ops[i].kind == Kind::conv)

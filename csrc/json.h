@@ -59,8 +59,8 @@ class Json {
     // key, value.
     struct Node {
         JsonValue::Type type;
-        uint32_t count;  // children of an array, members of an object, bytes of a string, 0 or 1 for a boolean; of a number: 1 if digits are all
-                         // it has
+        uint32_t count;  // children of an array, members of an object, bytes of a string, 0 or 1 for a boolean; of a
+                         // number: 1 if digits are all it has
         union {
             double number;
             size_t start;  // string: offset into strings_

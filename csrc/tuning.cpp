@@ -20,10 +20,10 @@ constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-le
 // Floats read between two tries, for an image's other convs come between: they empty all caches, or all but the last.
 constexpr int64_t kMemory = 12 << 20, kNear = 512 << 10;
 constexpr int kRounds = 10;
-constexpr int kSample = 8;         // pixels along the side of a map that errors are measured on
+constexpr int kSample = 8;             // pixels along the side of a map that errors are measured on
 constexpr double kOverflowing = 1e60;  // squares of weights whose sums may well leave float32: each would be repaired
 constexpr double kMostTried = double(int64_t(1) << 32);  // steps of work: a conv that takes longer is not timed
-constexpr double kHopeless = 1.3;  // times the best after the first rounds: not tried again
+constexpr double kHopeless = 1.3;                        // times the best after the first rounds: not tried again
 
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -76,7 +76,7 @@ struct Trial {
         float sum = 0;
         for (size_t i = 0; i < flood.size(); i += kLine) sum += flood[i];
         for (int64_t i = 0; i < input.size(); i += kLine) sum += input[i];  // the op before has just written it
-        output[0] = sum;  // so that the reading is not left out
+        output[0] = sum;                                                    // so that the reading is not left out
         const double begin = seconds_now();
         run(conv, room);
         return seconds_now() - begin;
@@ -119,7 +119,8 @@ std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Lea
     for (const std::string& name : names) {
         auto conv = make_conv(name, leaf, op, x, y, shelf);
         const double bytes = 4 * double(conv->room(1) + x.size() + y.size());
-        if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory)) found.push_back({name, std::move(conv)});
+        if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory))
+            found.push_back({name, std::move(conv)});
     }
     return found;
 }
@@ -139,14 +140,16 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
     sums.act = Act::none, sums.residual = false, sums.padding = {0, 0, 0, 0};
     const std::vector<float> no_bias(y.c, 0.0f);
     sums.bias = no_bias.data();
-    const auto reach = [](int n, int stride, int kernel, int dilation) { return (n - 1) * stride + (kernel - 1) * dilation + 1; };
+    const auto reach = [](int n, int stride, int kernel, int dilation) {
+        return (n - 1) * stride + (kernel - 1) * dilation + 1;
+    };
     const Shape to{y.c, std::min(y.h, kSample), std::min(y.w, kSample)};
     const Shape from{x.c, reach(to.h, op.stride.h, op.kernel.h, op.dilation.h),
                      reach(to.w, op.stride.w, op.kernel.w, op.dilation.w)};
     Shelf shelf;
     const auto conv = make_conv(algorithm, leaf, sums, from, to, shelf);
     const std::vector<float> nothing;
-    Trial trial{sums, from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
+    Trial trial{sums,   from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
                 nothing};
     fill_randomly(&trial.input);
     Floats room(conv->room(1));
@@ -162,7 +165,8 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
         for (int pixel = o % to.area(), n = 0; n < 2; ++n, pixel = (pixel + to.area() / 2) % to.area()) {
             double sum = 0;
             const int first = o / (y.c / op.groups) * inputs;
-            const float* corner = trial.input.data() + int64_t(pixel / to.w) * op.stride.h * from.w + pixel % to.w * op.stride.w;
+            const float* corner =
+                trial.input.data() + int64_t(pixel / to.w) * op.stride.h * from.w + pixel % to.w * op.stride.w;
             for (int i = 0; i < inputs; ++i)
                 for (int64_t tap = 0; tap < taps; ++tap)
                     sum += double(weights[i * taps + tap]) *
@@ -200,7 +204,8 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
             for (const Competitor& competitor : competitors) names.push_back(competitor.name);
             if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
                 const std::string best = trial_of(op, x, y, flood).fastest(competitors, deadline);
-                std::stable_partition(names.begin(), names.end(), [&](const std::string& name) { return name == best; });
+                std::stable_partition(names.begin(), names.end(),
+                                      [&](const std::string& name) { return name == best; });
             }
         }
         const auto exact = [&](const std::string& name) {

@@ -17,7 +17,8 @@ namespace cofire {
 std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Limits& limits);
 
 // The largest error of an algorithm with a conv's own weights on random inputs, found on two pixels of every filter:
-// against sums in float64, in units of the standard deviation that such sums have. NaN if one is not, or may well not be, finite.
+// against sums in float64, in units of the standard deviation that such sums have. NaN if one is not, or may well not
+// be, finite.
 double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y);
 constexpr double kMostInexact = 5e-4;  // of an algorithm that may be chosen; docs/numerics.md
 

@@ -64,9 +64,9 @@ def test_limits_can_be_raised(tmp_path: Path) -> None:
     content = hostile.file([shape, shape], [hostile.op("act", "a", [0], 1, act="relu", slope=0.0)])
     path.write_bytes(content)
     assert load_program(path).input_shape == tuple(shape)
-    with pytest.raises(CompileError, match="at most 1e[+]06 bytes of memory, but this program needs .*limits=Limits"):
+    with pytest.raises(CompileError, match=r"at most 1e[+]06 bytes of memory, but this program needs .*limits=Limits"):
         load_program(path, limits=Limits(memory=1_000_000))
-    with pytest.raises(CompileError, match="at most 1000 steps of work, but this program needs 1.34"):
+    with pytest.raises(CompileError, match=r"at most 1000 steps of work, but this program needs 1\.34"):
         load_program(path, limits=Limits(work=1000))
     assert load_program(path, limits=Limits(memory=1 << 26, work=1e9, tuning_seconds=0)).input_shape == tuple(shape)
 
@@ -74,7 +74,7 @@ def test_limits_can_be_raised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in hostile.odd_files() if name not in ("plain", "nul_in_name")])
 def test_both_readers_refuse_with_the_same_words(name: str, tmp_path: Path) -> None:
     content = hostile.odd_files()[name]
-    with pytest.raises(RuntimeError, match="^invalid program file: ") as native:
+    with pytest.raises(RuntimeError, match=r"^invalid program file: ") as native:
         _native.Engine(content)
     (tmp_path / "x.cofire").write_bytes(content)
     with pytest.raises(FileError) as ours:

@@ -1,4 +1,4 @@
-"""A short form of ``make fuzz-readers``: both readers, all kernel sets and the interpreter agree on mutated programs."""
+"""A short form of ``make fuzz-readers``: readers, kernel sets and the interpreter agree on mutated programs."""
 
 from __future__ import annotations
 

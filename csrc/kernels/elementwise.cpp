@@ -27,7 +27,8 @@ struct Hardsigmoid {
 struct Hardswish {
     vec operator()(vec x) const { return x * min(max(x + 3, vec{}), splat(6)) * (1.0f / 6); }
 };
-// e^x to a unit in the last place or two, but 0 below e^-87 and no more than e^88: 2^k * e^r with |r| <= ln(2) / 2, e^r by its series.
+// e^x to a unit in the last place or two, but 0 below e^-87 and no more than e^88: 2^k * e^r with |r| <= ln(2) / 2, e^r
+// by its series.
 inline vec exponential(vec x) {
     typedef int ints __attribute__((vector_size(4 * kLanes)));
     const vec clipped = min(max(x, splat(-87)), splat(88));

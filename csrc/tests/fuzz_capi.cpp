@@ -1,5 +1,5 @@
-// libFuzzer's entry: bytes -> cofire_load_memory_within -> cofire_run, through the C interface alone. `make fuzz` builds
-// and runs it with clang's sanitizers; fuzz_program.cpp is the same idea for a compiler without libFuzzer.
+// libFuzzer's entry: bytes -> cofire_load_memory_within -> cofire_run, through the C interface alone. `make fuzz`
+// builds and runs it with clang's sanitizers; fuzz_program.cpp is the same idea for a compiler without libFuzzer.
 //
 // The mutator knows the file's structure: most mutants keep a right length of the header and a right digest, so that
 // what is wrong lies deeper. Whatever the bytes are, a case may take 2 seconds of CPU and 1 GB at most.
@@ -40,8 +40,7 @@ std::string joined(Parts parts) {
         const size_t hex = parts.header.find_first_of("0123456789abcdef", at + 6);
         if (hex != std::string::npos && hex + kDigest <= parts.header.size())
             parts.header.replace(
-                hex, kDigest,
-                cofire::sha256(reinterpret_cast<const uint8_t*>(parts.data.data()), parts.data.size()));
+                hex, kDigest, cofire::sha256(reinterpret_cast<const uint8_t*>(parts.data.data()), parts.data.size()));
     }
     std::string bytes;
     for (int i = 0; i < 8; ++i) bytes.push_back(char(uint64_t(parts.header.size()) >> 8 * i));

@@ -349,7 +349,10 @@ def _native_engine(file: bytes, tuning: str, limits: Limits) -> _native.Engine:
     module = native()
     kernel = os.environ.get("COFIRE_KERNEL", "")
     try:
-        return module.Engine(file, kernel, tuning, limits.memory, limits.work or 0.0, limits.seconds())
+        engine: _native.Engine = module.Engine(
+            file, kernel, tuning, limits.memory, limits.work or 0.0, limits.seconds()
+        )
+        return engine
     except module.TooCostly as error:
         raise CompileError(f"{error}, e.g. limits=Limits(memory=2 << 30, work=1e12)") from error
     except RuntimeError as error:

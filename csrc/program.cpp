@@ -484,6 +484,9 @@ class Loader {
         same_shape(shape(op->dst), shape(op->src[0]), "the output's shape", where);
         op->weight = tensor(weights[0], where, {shape(op->dst).c});
         op->bias = tensor(weights[1], where, {shape(op->dst).c});
+        const bool shifts = std::any_of(op->bias, op->bias + shape(op->dst).c, [](float x) { return x != 0; });
+        if (!op->lift && (shifts || op->act == Act::sigmoid || op->act == Act::hardsigmoid))
+            wrong(lift, where, "lift", "true where zero does not stay zero");
     }
 
     void rescale(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {

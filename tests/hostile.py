@@ -139,6 +139,11 @@ def odd_files() -> dict[str, bytes]:
         "nan_weight": file([[1, 1, 1]] * 2, [conv("c", 0, 1)], {"c.w": np.full((1, 1, 1, 1), np.nan), "c.b": [0]}),
         "infinite_weight": file([[1, 1, 1]] * 2, [conv("c", 0, 1)], {"c.w": np.ones((1, 1, 1, 1)), "c.b": [np.inf]}),
         "tensor_used_twice": shared_tensor(),
+        "affine_without_lift": file(
+            [[1, 1, 1]] * 2,
+            [op("affine", "a", [0], 1, ["s", "t"], lift=False, act="none", slope=0.0)],
+            {"s": [1], "t": [2]},
+        ),
         "not_utf8": _small()[:-40].replace(b"relu", b"re\xff\xfe") + _small()[-40:],
         "utf16": (lambda text: len(text).to_bytes(8, "little") + text)(
             json.dumps({"__metadata__": {}}).encode("utf-16")

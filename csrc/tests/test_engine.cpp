@@ -395,7 +395,7 @@ void test_engine(const Engine& engine, const Engine& reference, const std::strin
 }
 
 void test_side_by_side(const Engine& engine, const std::string& name) {
-    constexpr int kCallers = 4, kRounds = 5;
+    constexpr int kCallers = 8, kRounds = 5;
     std::vector<Result> wanted;
     for (int caller = 0; caller < kCallers; ++caller)
         wanted.push_back(run(engine, 1 + caller % 3, 1, caller, Forcing::some));

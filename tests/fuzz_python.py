@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import atheris
@@ -78,11 +79,8 @@ def one(data: bytes) -> None:
     """One case."""
     if not data:
         return
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            READERS[data[0] % len(READERS)](Path(folder), data[1:])  # type: ignore[operator]
-        except CofireError:
-            pass
+    with tempfile.TemporaryDirectory() as folder, suppress(CofireError):
+        READERS[data[0] % len(READERS)](Path(folder), data[1:])  # type: ignore[operator]
 
 
 if __name__ == "__main__":

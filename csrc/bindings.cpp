@@ -7,8 +7,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 
 #include "conv.h"
 #include "cpu.h"
@@ -32,11 +34,43 @@ T* sized(const Maybe<T>& array, size_t size, const char* name) {
     return array->data();
 }
 
-cofire::Engine* make_engine(nb::bytes file, const std::string& kernel, const std::string& tuning) {
+// The calls that run without the GIL. A daemon thread that asks for the GIL after the interpreter has begun to exit is
+// ended by Python in the middle of our frames, which ends the process with an error. So the exit waits for the calls in
+// flight, and later ones keep the GIL. Both numbers belong to the holder of the GIL.
+int in_flight = 0;
+bool exiting = false;
+
+void wait_for_calls() {
+    exiting = true;
+    while (in_flight > 0) {
+        nb::gil_scoped_release release;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+template <class Work>
+auto without_gil(Work work) {
+    struct Flight {
+        Flight() { ++in_flight; }
+        ~Flight() { --in_flight; }
+    };
+    if (exiting) return work();
+    const Flight flight;
+    nb::gil_scoped_release release;
+    return work();
+}
+
+cofire::Engine* make_engine(nb::bytes file, const std::string& kernel, const std::string& tuning, int64_t memory,
+                            double work, double tuning_seconds) {
     const auto* data = static_cast<const uint8_t*>(file.data());
     const size_t size = file.size();
-    nb::gil_scoped_release release;
-    return new cofire::Engine(cofire::load_program(data, size), kernel, tuning);
+    return without_gil([&] { return new cofire::Engine(cofire::load_program(data, size), kernel, tuning, {memory, work, tuning_seconds}); });
+}
+
+void check(nb::bytes file) {
+    const auto* data = static_cast<const uint8_t*>(file.data());
+    const size_t size = file.size();
+    without_gil([&] { cofire::load_program(data, size); });
 }
 
 std::vector<std::string> conv_algorithms() {
@@ -85,19 +119,22 @@ void run(const cofire::Engine& engine, Array<const float> x, Array<float> output
         for (size_t g = 0; g < is_forced.size(); ++g)
             if (!is_forced[g]) forced_of[g] = nullptr;
     }
-    nb::gil_scoped_release release;
-    engine.run(call);
+    without_gil([&] { engine.run(call); });
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "The compiled side of cofire.";
+    nb::module_::import_("atexit").attr("register")(nb::cpp_function(&wait_for_calls));
     m.def("cpu_features", &cofire::cpu_features, "Instruction sets of this machine that kernels can use.");
     m.def("machine", &cofire::machine, "The CPU's model and instruction sets: what a tuning holds for.");
+    m.def("check", &check, nb::arg("file"), "Raises RuntimeError unless the bytes are a program file.");
+    nb::exception<cofire::TooCostly>(m, "TooCostly", PyExc_RuntimeError);
     m.def("conv_algorithms", &conv_algorithms, "Names of all algorithms for convs; the last is the reference.");
     nb::class_<cofire::Engine>(m, "Engine", "A program, ready to run. Calls may come from several threads.")
-        .def(nb::new_(&make_engine), nb::arg("file"), nb::arg("kernel") = "", nb::arg("tuning") = "")
+        .def(nb::new_(&make_engine), nb::arg("file"), nb::arg("kernel") = "", nb::arg("tuning") = "",
+             nb::arg("memory") = cofire::Limits().memory, nb::arg("work") = 0.0, nb::arg("tuning_seconds") = -1.0)
         .def("run", &run, nb::arg("x"), nb::arg("output"), nb::arg("threads"), nb::arg("threshold"), nb::arg("heads"),
              nb::arg("masks").none(), nb::arg("macs").none(), nb::arg("logits").none(), nb::arg("seconds").none(),
              nb::arg("forced").none(), nb::arg("is_forced"))

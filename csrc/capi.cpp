@@ -1,7 +1,9 @@
 // cofire.h on top of Engine: checks arguments, turns exceptions into statuses; no arithmetic.
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -22,8 +24,8 @@
 #endif
 
 struct cofire_engine {
-    cofire_engine(cofire::Program program, const std::string& tuning)
-        : engine(std::move(program), "", tuning), threshold(engine.program().threshold) {}
+    cofire_engine(cofire::Program program, const std::string& tuning, const cofire::Limits& limits)
+        : engine(std::move(program), "", tuning, limits), threshold(engine.program().threshold) {}
 
     cofire::Engine engine;
     std::atomic<float> threshold;  // may be set while other threads run
@@ -46,6 +48,8 @@ cofire_status guarded(cofire_status otherwise, Body body) {
         return body();
     } catch (const std::bad_alloc&) {
         return fail(COFIRE_OUT_OF_MEMORY, "out of memory");
+    } catch (const cofire::TooCostly& error) {
+        return fail(COFIRE_TOO_COSTLY, error.what());
     } catch (const std::exception& error) {
         return fail(otherwise, error.what());
     } catch (...) {
@@ -87,14 +91,24 @@ std::string tuning_beside(const char* path) {
     return machine == cofire::machine() ? words : "";
 }
 
-cofire_status load(const uint8_t* bytes, size_t size, const std::string& tuning, cofire_engine** engine) {
+cofire::Limits limits_of(const cofire_limits* given) {
+    cofire::Limits limits;
+    if (given == nullptr) return limits;
+    if (given->memory > 0) limits.memory = int64_t(std::min(given->memory, size_t(INT64_MAX)));
+    if (given->work > 0) limits.work = given->work;
+    if (given->tuning_seconds != 0) limits.tuning_seconds = std::max(given->tuning_seconds, 0.0);
+    return limits;
+}
+
+cofire_status load(const uint8_t* bytes, size_t size, const std::string& tuning, const cofire_limits* limits,
+                   cofire_engine** engine) {
     cofire::Program program;
     const cofire_status status = guarded(COFIRE_BAD_PROGRAM, [&] {
         program = cofire::load_program(bytes, size);
         return COFIRE_OK;
     });
     if (status != COFIRE_OK) return status;
-    *engine = new cofire_engine(std::move(program), tuning);
+    *engine = new cofire_engine(std::move(program), tuning, limits_of(limits));
     return COFIRE_OK;
 }
 
@@ -105,22 +119,31 @@ const char* cofire_version(void) { return COFIRE_VERSION; }
 const char* cofire_last_error(void) { return last_error; }
 
 cofire_status cofire_load(const char* path, cofire_engine** engine) {
+    return cofire_load_within(nullptr, path, engine);
+}
+
+cofire_status cofire_load_memory(const void* bytes, size_t size, cofire_engine** engine) {
+    return cofire_load_memory_within(nullptr, bytes, size, engine);
+}
+
+cofire_status cofire_load_within(const cofire_limits* limits, const char* path, cofire_engine** engine) {
     return guarded(COFIRE_FAILED, [&] {
         if (engine == nullptr) return null("engine");
         *engine = nullptr;
         if (path == nullptr) return null("path");
         std::vector<uint8_t> bytes;
         const cofire_status status = read_file(path, &bytes);
-        return status != COFIRE_OK ? status : load(bytes.data(), bytes.size(), tuning_beside(path), engine);
+        return status != COFIRE_OK ? status : load(bytes.data(), bytes.size(), tuning_beside(path), limits, engine);
     });
 }
 
-cofire_status cofire_load_memory(const void* bytes, size_t size, cofire_engine** engine) {
+cofire_status cofire_load_memory_within(const cofire_limits* limits, const void* bytes, size_t size,
+                                        cofire_engine** engine) {
     return guarded(COFIRE_FAILED, [&] {
         if (engine == nullptr) return null("engine");
         *engine = nullptr;
         if (bytes == nullptr) return null("bytes");
-        return load(static_cast<const uint8_t*>(bytes), size, "", engine);
+        return load(static_cast<const uint8_t*>(bytes), size, "", limits, engine);
     });
 }
 

@@ -34,7 +34,8 @@ typedef enum cofire_status {
     COFIRE_CANNOT_READ = 2, /* the file is not there, or reading it failed */
     COFIRE_BAD_PROGRAM = 3, /* the bytes are not a program that this version can run */
     COFIRE_OUT_OF_MEMORY = 4,
-    COFIRE_FAILED = 5 /* anything else */
+    COFIRE_FAILED = 5,    /* anything else */
+    COFIRE_TOO_COSTLY = 6 /* the program would take more memory or work than the limits allow */
 } cofire_status;
 
 /* Version of the library, such as "0.1.0". Never null. */
@@ -54,6 +55,21 @@ COFIRE_API cofire_status cofire_load(const char* path, cofire_engine** engine);
 
 /* The same from the bytes of a program file, which are not needed afterwards. */
 COFIRE_API cofire_status cofire_load_memory(const void* bytes, size_t size, cofire_engine** engine);
+
+/*
+ * What a program may cost; a program that would cost more is COFIRE_TOO_COSTLY. docs/program.md says how it is counted.
+ * 0 stands for the default, which cofire_load has too.
+ */
+typedef struct cofire_limits {
+    size_t memory;         /* bytes that one image takes on one thread; default 2^29 */
+    double work;           /* steps that one image takes; default 2^34 and 2^16 for each weight */
+    double tuning_seconds; /* for finding the fastest algorithms; negative: none, the likely best are taken */
+} cofire_limits;
+
+/* cofire_load and cofire_load_memory with limits of one's own; null: the defaults. */
+COFIRE_API cofire_status cofire_load_within(const cofire_limits* limits, const char* path, cofire_engine** engine);
+COFIRE_API cofire_status cofire_load_memory_within(const cofire_limits* limits, const void* bytes, size_t size,
+                                                   cofire_engine** engine);
 
 /* Ends an engine that no thread is using. Null is allowed. */
 COFIRE_API void cofire_free(cofire_engine* engine);

@@ -52,7 +52,7 @@ class Reference final : public AbstractConv {
                     const float sum = pixel(call, o, oy, ox, &macs) * call.factor[o] + call.bias[o] +
                                       (call.residual ? call.residual[at] : 0);
                     call.y[at] = activated(sum, op_.act, op_.slope);
-                    if (call.peak && call.y[at] > call.peak[o]) call.peak[o] = call.y[at];
+                    if (call.peak && (call.y[at] > call.peak[o] || std::isnan(call.y[at]))) call.peak[o] = call.y[at];
                 }
         }
         return macs;
@@ -96,8 +96,11 @@ bool is_not_depthwise(const Op& op, Shape x, Shape y) { return !is_depthwise(op,
 bool has_few_pixels(const Op& op, Shape, Shape y) { return op.groups == 1 && y.area() <= kFewPixels; }
 
 // Copies of every tap's inputs are worth their memory on small maps; without taps there is nothing to copy twice.
-bool has_few_columns(const Op& op, Shape, Shape y) {
-    return op.groups == 1 && y.area() > kFewPixels && (op.kernel.h * op.kernel.w == 1 || y.area() <= 16 * 16);
+bool has_few_columns(const Op& op, Shape x, Shape y) {
+    constexpr int64_t kMost = 1 << 24;  // floats of copies
+    const int taps = op.kernel.h * op.kernel.w;
+    return op.groups == 1 && y.area() > kFewPixels && (taps == 1 || y.area() <= 16 * 16) &&
+           int64_t(x.c) * taps * y.area() <= kMost;
 }
 
 // Whether leaves have the tiles F(m, taps per phase of the stride).

@@ -7,6 +7,8 @@
 // Tile rows are taken in blocks, filters in chunks, and within a chunk the tile positions come first: a position's
 // inputs stay near while its weights stream by, once per block. Blocks and chunks are so large that most convs are one
 // of each: transformed inputs and products pass through the L3 cache once, where weights would once per block.
+#include <cmath>
+
 #include "conv_common.h"
 
 namespace cofire {
@@ -16,6 +18,8 @@ namespace {
 constexpr int64_t kInputs = 640 * 1024;    // floats of transformed inputs in a block
 constexpr int64_t kProducts = 640 * 1024;  // floats of products in a chunk
 constexpr int kFilters = 528;              // filters in a chunk: whole groups of every leaf's rows
+
+constexpr int kMostTaps = 4;               // of a phase, along one axis
 
 constexpr double kPoints[] = {0, 1, -1, 2, -2, 0.5};  // as in kernels/winograd.cpp
 
@@ -127,14 +131,17 @@ class Winograd final : public AbstractConv {
     void transform(const std::vector<std::vector<double>>& g, int phase, int o, int i) {
         const float* kernel = op_.weight + (int64_t(o) * x_.c + i) * op_.kernel.h * op_.kernel.w;
         const std::vector<int>&rows = phases_[phase].rows.numbers, &columns = phases_[phase].columns.numbers;
-        for (int p = 0; p < toom_.a(); ++p)
+        for (int p = 0; p < toom_.a(); ++p) {
+            double line[kMostTaps] = {};  // of the kernel, its rows multiplied
+            for (size_t c = 0; c < columns.size(); ++c)
+                for (size_t r = 0; r < rows.size(); ++r)
+                    line[c] += g[p][r] * kernel[rows[r] * op_.kernel.w + columns[c]];
             for (int q = 0; q < toom_.a(); ++q) {
                 double sum = 0;
-                for (size_t r = 0; r < rows.size(); ++r)
-                    for (size_t c = 0; c < columns.size(); ++c)
-                        sum += g[p][r] * g[q][c] * kernel[rows[r] * op_.kernel.w + columns[c]];
+                for (size_t c = 0; c < columns.size(); ++c) sum += g[q][c] * line[c];
                 weights_[((p * toom_.a() + q) * int64_t(y_.c) + o) * ldw_ + phase * x_.c + i] = float(sum);
             }
+        }
     }
 
     int64_t weights_size() const { return positions_ * y_.c * ldw_ + kSlack; }
@@ -245,8 +252,30 @@ class Winograd final : public AbstractConv {
         float* pixels = block.line;
         leaf_.wino_output(toom_, products, block.ldv, across_, block.rows, y_.w, pixels);
         const int first = block.row * toom_.m, n = std::min(block.rows * toom_.m, y_.h - first) * y_.w;
+        if (!leaf_.finite(pixels, n))
+            for (int i = 0; i < n; ++i)
+                if (!std::isfinite(pixels[i])) pixels[i] = direct(call, o, first + i / y_.w, i % y_.w);
         finish(leaf_, op_, call, o, pixels, y_.area(), first * y_.w, n);
         return int64_t(call.n_in) * op_.kernel.h * op_.kernel.w * n;
+    }
+
+    // One pixel as the definition has it. What is not finite in a tile, or becomes so on the way, spoils all pixels that
+    // the tile makes, and with them every one that it should: those are computed anew.
+    float direct(const ConvCall& call, int o, int row, int column) const {
+        double sum = 0;
+        for (int k = 0; k < call.n_in; ++k) {
+            const float* plane = call.x + int64_t(call.in[k]) * x_.area();
+            const float* weights = op_.weight + (int64_t(o) * x_.c + call.in[k]) * op_.kernel.h * op_.kernel.w;
+            for (int ky = 0; ky < op_.kernel.h; ++ky)
+                for (int kx = 0; kx < op_.kernel.w; ++kx) {
+                    const int iy = row * op_.stride.h + ky - op_.padding.top;
+                    const int ix = column * op_.stride.w + kx - op_.padding.left;
+                    if (iy >= 0 && iy < x_.h && ix >= 0 && ix < x_.w)
+                        sum += double(weights[ky * op_.kernel.w + kx]) * plane[int64_t(iy) * x_.w + ix];
+                }
+            if (sum != sum) break;  // NaN for good
+        }
+        return float(sum);
     }
 
     const Toom toom_;

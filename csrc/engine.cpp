@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "denormals.h"
+#include "forks.h"
 #include "image.h"
 #include "tuning.h"
 #include "workers.h"
@@ -12,28 +14,6 @@
 namespace cofire {
 
 namespace {
-
-// Tiny numbers count as zero while an engine runs: they say nothing and cost a hundred times as much. The caller's
-// setting comes back at the end.
-class FlushDenormals {
-   public:
-#if defined(__x86_64__)
-    FlushDenormals() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040); }
-    ~FlushDenormals() { __builtin_ia32_ldmxcsr(before_); }
-
-   private:
-    unsigned before_;
-#elif defined(__aarch64__)
-    FlushDenormals() {
-        asm volatile("mrs %0, fpcr" : "=r"(before_));
-        asm volatile("msr fpcr, %0" : : "r"(before_ | (uint64_t(1) << 24)));
-    }
-    ~FlushDenormals() { asm volatile("msr fpcr, %0" : : "r"(before_)); }
-
-   private:
-    uint64_t before_;
-#endif
-};
 
 // What one call works with: threads, and an image for the team or one for each thread.
 struct Session {
@@ -81,15 +61,14 @@ struct Engine::State {
     Prepared prepared;
     std::string kernel;
     std::vector<std::string> algorithms;
-    std::mutex mutex;
-    std::vector<std::unique_ptr<Session>> idle;
+    std::vector<std::unique_ptr<Session>> idle;  // under unforked()
 
     State(Program program, const Leaf& leaf, std::string name)
         : prepared(std::move(program), leaf), kernel(std::move(name)) {}
 
     std::unique_ptr<Session> borrow(int threads, bool together) {
         {
-            std::lock_guard<std::mutex> lock(mutex);
+            std::lock_guard<std::mutex> lock(unforked());
             for (auto& session : idle)
                 if (session->threads == threads && session->together == together) {
                     std::unique_ptr<Session> found = std::move(session);
@@ -102,28 +81,31 @@ struct Engine::State {
     }
 
     void give_back(std::unique_ptr<Session> session) {
-        std::lock_guard<std::mutex> lock(mutex);
+        std::lock_guard<std::mutex> lock(unforked());
         idle.push_back(std::move(session));
     }
 };
 
-Engine::Engine(Program program, const std::string& kernel, const std::string& tuning) {
+Engine::Engine(Program program, const std::string& kernel, const std::string& tuning, const Limits& limits) {
+    check_work(program, limits);
     const bool reference = kernel == "ref";
     const Leaf* leaf = find_leaf(reference ? "" : kernel.c_str());
     if (!leaf) throw std::runtime_error("there is no kernel set '" + kernel + "' for this CPU");
     state_ = std::make_unique<State>(std::move(program), *leaf, reference ? "ref" : leaf->name);
     Prepared& prepared = state_->prepared;
+    check_memory(prepared.bytes(), limits);
     const std::vector<Op>& ops = prepared.program.ops;
     if (reference)
         for (const Op& op : ops) state_->algorithms.push_back(op.kind == Kind::conv ? "ref" : "-");
     else
-        state_->algorithms = tuning.empty() ? tune(prepared.program, *leaf) : parse_tuning(prepared.program, tuning);
+        state_->algorithms = tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, tuning);
     for (size_t i = 0; i < ops.size(); ++i) {
         prepared.convs.push_back(nullptr);
         if (ops[i].kind == Kind::conv)
             prepared.convs[i] = make_conv(state_->algorithms[i], *leaf, ops[i], prepared.program.buffers[ops[i].src[0]],
                                           prepared.program.buffers[ops[i].dst], prepared.shelf);
     }
+    check_memory(prepared.bytes(), limits);
 }
 
 Engine::~Engine() = default;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "limits.h"
 #include "program.h"
 
 namespace cofire {
@@ -31,8 +32,9 @@ class Engine {
    public:
     // `kernel` is empty for the best kernels of this CPU, or names a set: "ref", "v2", "v3", ... Throws if it is not
     // there. `tuning` is what `tuning()` of an engine of the same program gave, or empty: then every conv is timed
-    // here.
-    explicit Engine(Program program, const std::string& kernel = "", const std::string& tuning = "");
+    // here. Throws too if the program would cost more than the limits allow.
+    explicit Engine(Program program, const std::string& kernel = "", const std::string& tuning = "",
+                    const Limits& limits = {});
     ~Engine();
 
     void run(const Call& call) const;

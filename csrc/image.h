@@ -23,6 +23,7 @@ struct Prepared {
 
     Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
     int64_t room(int threads) const;
+    double bytes() const;  // of one image on one thread, with the convs that are there
     int64_t pool_room(const Op& op) const;  // for one member
 };
 

@@ -138,6 +138,7 @@ class JsonParser {
         accept('-');
         if (!is_digit(peek())) fail("expected a value");
         if (!accept('0')) digits();
+        const size_t whole = at_;
         if (accept('.')) digits();
         if (accept('e') || accept('E')) {
             if (!accept('+')) accept('-');
@@ -145,7 +146,7 @@ class JsonParser {
         }
         double parsed = 0;
         if (!parse_double(text_.data() + begin, text_.data() + at_, &parsed)) fail("number is out of range");
-        json_.nodes_[add(Type::number)].number = parsed;
+        json_.nodes_[add(Type::number, at_ == whole)].number = parsed;
     }
 
     void digits() {
@@ -312,9 +313,9 @@ std::vector<std::pair<std::string_view, JsonValue>> JsonValue::members() const {
 
 bool JsonValue::integer(int64_t* value) const {
     constexpr double kExact = 9007199254740992.0;  // 2^53: above it, neighbours share one double
-    if (type() != Type::number) return false;
+    if (type() != Type::number || json_->nodes_[index_].count == 0) return false;
     const double x = number();
-    if (x != std::trunc(x) || x <= -kExact || x >= kExact) return false;
+    if (x <= -kExact || x >= kExact) return false;
     *value = int64_t(x);
     return true;
 }
@@ -341,6 +342,7 @@ std::string JsonValue::describe() const {
     stream.imbue(std::locale::classic());
     stream.precision(15);
     stream << number();
+    if (number() == std::trunc(number()) && std::abs(number()) < 1e15) stream << ".0";
     return stream.str();
 }
 

@@ -27,7 +27,7 @@ class JsonValue {
     std::vector<JsonValue> items() const;
     std::vector<std::pair<std::string_view, JsonValue>> members() const;
 
-    // If this is a number without a fraction that a double holds exactly, sets `value`.
+    // If this is a number without fraction and exponent (1, not 1.0 or 1e0) that a double holds exactly, sets `value`.
     bool integer(int64_t* value) const;
 
     // For error messages: `"relu"`, `3.5`, `a list of 4`, ...
@@ -59,7 +59,8 @@ class Json {
     // key, value.
     struct Node {
         JsonValue::Type type;
-        uint32_t count;  // children of an array, members of an object, bytes of a string, 0 or 1 for a boolean
+        uint32_t count;  // children of an array, members of an object, bytes of a string, 0 or 1 for a boolean; of a number: 1 if digits are all
+                         // it has
         union {
             double number;
             size_t start;  // string: offset into strings_

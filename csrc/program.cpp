@@ -690,8 +690,12 @@ class Loader {
         if (tensor.shape != shape)
             where.fail("the tensor " + name.describe() + " must have the shape " + list(shape) + ", got " +
                        list(tensor.shape));
+        if (tensor.used) where.fail("the tensor " + name.describe() + " must be used only once");
         tensor.used = true;
-        return program_.weights.data() + tensor.begin / 4;
+        const float* values = program_.weights.data() + tensor.begin / 4;
+        if (!std::all_of(values, values + (tensor.end - tensor.begin) / 4, [](float x) { return std::isfinite(x); }))
+            where.fail("the tensor " + name.describe() + " must have finite values only");
+        return values;
     }
 
     File& file_;

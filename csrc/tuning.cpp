@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <sstream>
 #include <stdexcept>
 
 #include "conv_common.h"
+#include "denormals.h"
 
 namespace cofire {
 
@@ -18,6 +20,9 @@ constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-le
 // Floats read between two tries, for an image's other convs come between: they empty all caches, or all but the last.
 constexpr int64_t kMemory = 12 << 20, kNear = 512 << 10;
 constexpr int kRounds = 10;
+constexpr int kSample = 8;         // pixels along the side of a map that errors are measured on
+constexpr double kOverflowing = 1e60;  // squares of weights whose sums may well leave float32: each would be repaired
+constexpr double kMostTried = double(int64_t(1) << 32);  // steps of work: a conv that takes longer is not timed
 constexpr double kHopeless = 1.3;  // times the best after the first rounds: not tried again
 
 double seconds_now() {
@@ -33,6 +38,20 @@ std::vector<int> some(int n, double share) {
     return found;
 }
 
+// Numbers between -1 and 1 with a variance of a third, the same each time.
+void fill_randomly(Floats* values) {
+    uint32_t state = 1;
+    for (int64_t i = 0; i < values->size(); ++i) {
+        state = state * 1664525 + 1013904223;  // Numerical Recipes
+        (*values)[i] = float(int32_t(state)) * 0x1p-31f;
+    }
+}
+
+struct Competitor {
+    std::string name;
+    std::unique_ptr<AbstractConv> conv;
+};
+
 struct Trial {
     const Op& op;
     Shape x, y;
@@ -41,10 +60,7 @@ struct Trial {
     const std::vector<float>& flood;  // read between tries
     const std::vector<float> ones{std::vector<float>(size_t(y.c), 1.0f)};
 
-    double time(const AbstractConv& conv, Floats& room) {
-        float sum = 0;
-        for (size_t i = 0; i < flood.size(); i += kLine) sum += flood[i];
-        for (int64_t i = 0; i < input.size(); i += kLine) sum += input[i];  // the op before has just written it
+    void run(const AbstractConv& conv, Floats& room) {
         Barrier barrier(1);
         Upcoming upcoming;
         ConvCall call{};
@@ -52,35 +68,61 @@ struct Trial {
         call.out = out.data(), call.n_out = int(out.size());
         call.factor = ones.data(), call.bias = op.bias, call.y = output.data();
         call.room = room.data(), call.upcoming = &upcoming;
+        const FlushDenormals flush;
+        conv.run(call, Member{0, 1, &barrier});
+    }
+
+    double time(const AbstractConv& conv, Floats& room) {
+        float sum = 0;
+        for (size_t i = 0; i < flood.size(); i += kLine) sum += flood[i];
+        for (int64_t i = 0; i < input.size(); i += kLine) sum += input[i];  // the op before has just written it
         output[0] = sum;  // so that the reading is not left out
         const double begin = seconds_now();
-        conv.run(call, Member{0, 1, &barrier});
+        run(conv, room);
         return seconds_now() - begin;
     }
 
-    // The fastest of the named algorithms. They take turns, so that a busy machine hits all alike; the best try counts.
-    std::string fastest(const std::vector<std::string>& names, const Leaf& leaf) {
-        if (names.size() == 1) return names[0];
-        Shelf shelf;
-        std::vector<std::unique_ptr<AbstractConv>> convs;
+    // The fastest algorithm. They take turns, so that a busy machine hits all alike; the best try counts. When the time
+    // is over, what is known has to do.
+    std::string fastest(const std::vector<Competitor>& competitors, double deadline) {
         int64_t most = 0;
-        for (const std::string& name : names) {
-            convs.push_back(make_conv(name, leaf, op, x, y, shelf));
-            most = std::max(most, convs.back()->room(1));
-        }
+        for (const Competitor& competitor : competitors) most = std::max(most, competitor.conv->room(1));
         Floats room(most);
-        std::vector<double> least(names.size(), std::numeric_limits<double>::infinity());
-        for (int round = 0; round <= kRounds; ++round) {
-            const double best = *std::min_element(least.begin(), least.end());
-            for (size_t i = 0; i < names.size(); ++i) {
-                if (round > 2 && least[i] > kHopeless * best) continue;
-                const double seconds = time(*convs[i], room);
+        std::vector<double> least(competitors.size(), std::numeric_limits<double>::infinity());
+        const auto best = [&] { return std::min_element(least.begin(), least.end()); };
+        for (int round = 0; round <= kRounds && seconds_now() < deadline; ++round) {
+            const double limit = kHopeless * *best();
+            for (size_t i = 0; i < competitors.size() && seconds_now() < deadline; ++i) {
+                if (round > 2 && least[i] > limit) continue;
+                const double seconds = time(*competitors[i].conv, room);
                 if (round > 0) least[i] = std::min(least[i], seconds);
             }
         }
-        return names[std::min_element(least.begin(), least.end()) - least.begin()];
+        return competitors[best() - least.begin()].name;
     }
 };
+
+Trial trial_of(const Op& op, Shape x, Shape y, const std::vector<float>& flood) {
+    const double keep = op.group >= 0 ? kKeep : 1;
+    Trial trial{op,   x, y, some(x.c, keep), some(y.c, keep), Floats(x.size() + kSlack), Floats(y.size() + kSlack),
+                flood};
+    fill_randomly(&trial.input);
+    return trial;
+}
+
+// The algorithms that compete: the reference, the last of all, only defines. Some want much memory for a large map.
+std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Leaf& leaf, const Limits& limits,
+                                       Shelf& shelf) {
+    std::vector<std::string> names = fitting_algorithms(op, x, y);
+    names.pop_back();
+    std::vector<Competitor> found;
+    for (const std::string& name : names) {
+        auto conv = make_conv(name, leaf, op, x, y, shelf);
+        const double bytes = 4 * double(conv->room(1) + x.size() + y.size());
+        if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory)) found.push_back({name, std::move(conv)});
+    }
+    return found;
+}
 
 std::string shape_key(const Op& op, Shape x, Shape y) {
     std::ostringstream key;
@@ -92,14 +134,58 @@ std::string shape_key(const Op& op, Shape x, Shape y) {
 
 }  // namespace
 
-std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
+double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
+    Op sums = op;  // without what comes after them, on a map of a few tiles
+    sums.act = Act::none, sums.residual = false, sums.padding = {0, 0, 0, 0};
+    const std::vector<float> no_bias(y.c, 0.0f);
+    sums.bias = no_bias.data();
+    const auto reach = [](int n, int stride, int kernel, int dilation) { return (n - 1) * stride + (kernel - 1) * dilation + 1; };
+    const Shape to{y.c, std::min(y.h, kSample), std::min(y.w, kSample)};
+    const Shape from{x.c, reach(to.h, op.stride.h, op.kernel.h, op.dilation.h),
+                     reach(to.w, op.stride.w, op.kernel.w, op.dilation.w)};
+    Shelf shelf;
+    const auto conv = make_conv(algorithm, leaf, sums, from, to, shelf);
+    const std::vector<float> nothing;
+    Trial trial{sums, from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
+                nothing};
+    fill_randomly(&trial.input);
+    Floats room(conv->room(1));
+    trial.run(*conv, room);
+    double most = 0;
+    const int inputs = x.c / op.groups;
+    const int64_t taps = int64_t(op.kernel.h) * op.kernel.w;
+    for (int o = 0; o < y.c; ++o) {
+        const float* weights = op.weight + o * inputs * taps;
+        double squares = 0;
+        for (int64_t i = 0; i < inputs * taps; ++i) squares += double(weights[i]) * weights[i];
+        if (squares > kOverflowing) return std::numeric_limits<double>::quiet_NaN();
+        for (int pixel = o % to.area(), n = 0; n < 2; ++n, pixel = (pixel + to.area() / 2) % to.area()) {
+            double sum = 0;
+            const int first = o / (y.c / op.groups) * inputs;
+            const float* corner = trial.input.data() + int64_t(pixel / to.w) * op.stride.h * from.w + pixel % to.w * op.stride.w;
+            for (int i = 0; i < inputs; ++i)
+                for (int64_t tap = 0; tap < taps; ++tap)
+                    sum += double(weights[i * taps + tap]) *
+                           corner[int64_t(first + i) * from.area() + tap / op.kernel.w * op.dilation.h * from.w +
+                                  tap % op.kernel.w * op.dilation.w];
+            const double error = std::abs(trial.output[o * int64_t(to.area()) + pixel] - sum);
+            if (!(error <= most * std::sqrt(squares / 3))) most = error / std::sqrt(squares / 3);
+            if (!(most < std::numeric_limits<double>::infinity())) return std::numeric_limits<double>::quiet_NaN();
+        }
+    }
+    return most;
+}
+
+std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Limits& limits) {
+    const double seconds = limits.tuning_seconds < 0 ? default_tuning(program) : limits.tuning_seconds;
+    const double deadline = seconds_now() + seconds;
     int64_t weights = 0;
     for (const Op& op : program.ops)
         if (op.kind == Kind::conv)
             weights += program.buffers[op.src[0]].c / op.groups * int64_t(program.buffers[op.dst].c) * op.kernel.h *
                        op.kernel.w;
-    const std::vector<float> flood(2 * weights > kCache ? kMemory : kNear, 1.0f);
-    std::map<std::string, std::string> known;
+    const std::vector<float> flood(seconds <= 0 ? 0 : 2 * weights > kCache ? kMemory : kNear, 1.0f);
+    std::map<std::string, std::vector<std::string>> known;  // of each shape: the best first
     std::vector<std::string> words;
     for (const Op& op : program.ops) {
         if (op.kind != Kind::conv) {
@@ -107,17 +193,20 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf) {
             continue;
         }
         const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
-        std::vector<std::string> names = fitting_algorithms(op, x, y);
-        names.pop_back();  // the reference defines, it does not compete
-        std::string& best = known[shape_key(op, x, y)];
-        if (best.empty()) {
-            const double keep = op.group >= 0 ? kKeep : 1;
-            Trial trial{
-                op,   x, y, some(x.c, keep), some(y.c, keep), Floats(x.size() + kSlack), Floats(y.size() + kSlack),
-                flood};
-            best = trial.fastest(names, leaf);
+        std::vector<std::string>& names = known[shape_key(op, x, y)];
+        if (names.empty()) {
+            Shelf shelf;
+            const std::vector<Competitor> competitors = competitors_of(op, x, y, leaf, limits, shelf);
+            for (const Competitor& competitor : competitors) names.push_back(competitor.name);
+            if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
+                const std::string best = trial_of(op, x, y, flood).fastest(competitors, deadline);
+                std::stable_partition(names.begin(), names.end(), [&](const std::string& name) { return name == best; });
+            }
         }
-        words.push_back(best);
+        const auto exact = [&](const std::string& name) {
+            return name.rfind("wino", 0) != 0 || inexactness(name, leaf, op, x, y) <= kMostInexact;
+        };
+        words.push_back(*std::find_if(names.begin(), names.end(), exact));
     }
     return words;
 }

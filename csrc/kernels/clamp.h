@@ -36,11 +36,11 @@ inline float top(vec x) {
     return either(x, pick<1, 0, 3, 2>(x, x))[0];
 }
 
-// Raises the largest value so far, if there is one to keep.
+// Raises the largest value so far, if there is one to keep; a NaN stays.
 inline void raise(float* peak, vec best) {
     if (!peak) return;
     const float found = top(best);
-    if (found > *peak) *peak = found;
+    if (found > *peak || found != found) *peak = found;
 }
 
 }  // namespace COFIRE_ISA

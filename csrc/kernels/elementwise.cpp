@@ -27,7 +27,7 @@ struct Hardsigmoid {
 struct Hardswish {
     vec operator()(vec x) const { return x * min(max(x + 3, vec{}), splat(6)) * (1.0f / 6); }
 };
-// e^x to a unit in the last place or two: 2^k * e^r with |r| <= ln(2) / 2, e^r by its series.
+// e^x to a unit in the last place or two, but 0 below e^-87 and no more than e^88: 2^k * e^r with |r| <= ln(2) / 2, e^r by its series.
 inline vec exponential(vec x) {
     typedef int ints __attribute__((vector_size(4 * kLanes)));
     const vec clipped = min(max(x, splat(-87)), splat(88));
@@ -44,7 +44,7 @@ inline vec exponential(vec x) {
     series = series * r + 1;
     const ints bits = (k + 127) << 23;
     const vec result = series * reinterpret_cast<const vec&>(bits);
-    return x == x ? result : x;
+    return x != x ? x : x < -87 ? vec{} : result;
 }
 
 struct Sigmoid {
@@ -70,7 +70,7 @@ void run(const float* x, int n, float factor, float bias, const float* residual,
         if (residual) value += load(residual + i);
         value = act(value);
         store(y + i, value);
-        best = max(best, value);
+        best = either(value, best);
     };
     int i = 0;
     for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
@@ -85,7 +85,7 @@ void run(const float* x, int n, float factor, float bias, const float* residual,
         value = act(value);
         for (int lane = 0; lane < n - i; ++lane) {
             y[i + lane] = value[lane];
-            if (value[lane] > best[lane]) best[lane] = value[lane];
+            if (value[lane] > best[lane] || value[lane] != value[lane]) best[lane] = value[lane];
         }
     }
     raise(peak, best);
@@ -224,6 +224,17 @@ float largest(const float* x, int n) {
     float value = top(either(best[0], best[1]));
     for (; i < n; ++i) value = x[i] > value || x[i] != x[i] ? x[i] : value;
     return value;
+}
+
+// Zero times a number is zero, but for those that are not finite.
+bool finite(const float* x, int n) {
+    vec zeros = {};
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) zeros += 0 * load(x + i);
+    float zero = 0;
+    for (; i < n; ++i) zero += 0 * x[i];
+    for (int lane = 0; lane < kLanes; ++lane) zero += zeros[lane];
+    return zero == 0;
 }
 
 namespace {

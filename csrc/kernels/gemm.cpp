@@ -30,7 +30,7 @@ struct Finish {
     void operator()(int r, int i, vec sum) const {
         const vec value = clamp(sum * splat(ending.factor[r]) + splat(ending.bias[r]));
         store(ending.y[r] + begin + i, value);
-        if (best) best[r] = max(best[r], value);
+        if (best) best[r] = either(value, best[r]);
     }
 };
 

@@ -1,6 +1,8 @@
 // The inner loops: plain functions on plain memory, compiled once per instruction set and chosen when an engine is
 // made.
 //
+// NaN and infinities go where docs/program.md says, in every one of them: a maximum or a clamp of a NaN is a NaN.
+//
 // They hold no state and use nothing of the standard library: a template instantiated here would be compiled for this
 // instruction set, and the linker could hand it to code that runs on any CPU.
 //
@@ -98,6 +100,7 @@ struct Leaf {
     float (*largest)(const float* x, int n);
     float (*sum)(const float* x, int n);
     float (*sum_of_magnitudes)(const float* x, int n);
+    bool (*finite)(const float* x, int n);  // all of them
 };
 
 // Room for the tile rows of one plane: the lines of the tile rows halfway, those of one tile row before, one of zeros.

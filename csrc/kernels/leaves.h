@@ -28,6 +28,7 @@ void maximum(const float* x, int n, float* y);
 float largest(const float* x, int n);
 float sum(const float* x, int n);
 float sum_of_magnitudes(const float* x, int n);
+bool finite(const float* x, int n);
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

@@ -27,7 +27,8 @@ const Leaf leaf{COFIRE_NAME(COFIRE_ISA),
                 maximum,
                 largest,
                 sum,
-                sum_of_magnitudes};
+                sum_of_magnitudes,
+                finite};
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

@@ -30,14 +30,16 @@ static_assert(kTileRows <= kMaxRows, "arrays hold kMaxRows");
 
 constexpr int kSoon = 64;  // floats: where an output will be written
 
-// aligned(4): loads and stores at any float's address
-typedef float vec __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
-typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float vec __attribute__((vector_size(4 * kLanes), may_alias));
+typedef float vec4 __attribute__((vector_size(16), may_alias));
+// At any float's address. Only for loads and stores: clang forgets it where a reference to a local one is passed on.
+typedef float vec_anywhere __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef float vec4_anywhere __attribute__((vector_size(16), aligned(4), may_alias));
 
-inline vec load(const float* p) { return *reinterpret_cast<const vec*>(p); }
-inline void store(float* p, vec x) { *reinterpret_cast<vec*>(p) = x; }
-inline vec4 load4(const float* p) { return *reinterpret_cast<const vec4*>(p); }
-inline void store4(float* p, vec4 x) { *reinterpret_cast<vec4*>(p) = x; }
+inline vec load(const float* p) { return *reinterpret_cast<const vec_anywhere*>(p); }
+inline void store(float* p, vec x) { *reinterpret_cast<vec_anywhere*>(p) = x; }
+inline vec4 load4(const float* p) { return *reinterpret_cast<const vec4_anywhere*>(p); }
+inline void store4(float* p, vec4 x) { *reinterpret_cast<vec4_anywhere*>(p) = x; }
 inline vec splat(float x) { return x - vec{}; }
 // Weights come from far away. The second cache takes them, for it can wait for more lines at a time than the first:
 // that alone is a sixth of a ResNet's time.

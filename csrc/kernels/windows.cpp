@@ -32,11 +32,11 @@ void lines_of(const float* x, int pitch, const int* at, const float* w, int taps
         for (; i + kLanes <= width; i += kLanes) {
             const vec value = sum(int64_t(line) * pitch + i);
             store(y + i, value);
-            best = max(best, value);
+            best = either(value, best);
         }
         if (i < width) {
             const vec value = sum(int64_t(line) * pitch + i);
-            best = max(best, lane_numbers() < float(width - i) ? value : best);
+            best = either(lane_numbers() < float(width - i) ? value : best, best);
             if ((lines - line) * width - i >= kLanes)
                 store(y + i, value);  // what is too much belongs to the plane's next lines, which come later
             else
@@ -147,7 +147,7 @@ vec strip(const Window& window, int i, vec best) {
     };
     const auto finished = [&](vec sum) __attribute__((always_inline)) {
         const vec value = min(max(sum, low), high);
-        best = max(best, value);
+        best = either(value, best);
         return value;
     };
     float *y = window.y + i, *const stop = window.y + window.out.area();
@@ -228,7 +228,7 @@ vec line_by_line(const Window& window) {
         const auto write = [&](int i, vec value) __attribute__((always_inline)) {
             __builtin_prefetch(y + i + kSoon, 1);
             store(y + i, value);
-            best = max(best, value);
+            best = either(value, best);
         };
         const auto whole = [](vec x) { return x; };
         write(0, sum(0, true, whole));
@@ -236,7 +236,7 @@ vec line_by_line(const Window& window) {
         for (; i + kLanes < out.w; i += kLanes) write(i, sum(i, false, whole));
         const float inside = float((shape.w + Padded - 3) / Stride - i);  // the last output whose last tap is inside
         const vec value = sum(i, false, [&](vec x) { return lane_numbers() > inside ? vec{} : x; });
-        best = max(best, lane_numbers() < float(out.w - i) ? value : best);
+        best = either(lane_numbers() < float(out.w - i) ? value : best, best);
         if ((out.h - line) * out.w - i >= kLanes)
             store(y + i, value);  // what is too much belongs to the plane's next lines, which come later
         else

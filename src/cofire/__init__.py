@@ -10,6 +10,7 @@ The files, in the data's way; each imports only from files above it:
     files/
         atomic.py        files that are whole or not there
         strict.py        TOML and JSON tables <-> frozen dataclasses
+        lock.py          one process at a time in a folder
         card.py          what a model expects, and what is known of it
     data/
         augmenting.py    what training does to pictures
@@ -195,7 +196,7 @@ from cofire.graph.graph import Graph, trace
 from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
 from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
-from cofire.runtime.engine import Engine, compile, load_program
+from cofire.runtime.engine import Engine, Limits, compile, load_program
 from cofire.shift import Shift, shift
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
@@ -231,6 +232,7 @@ __all__ = [
     "GateConfig",
     "GatedModel",
     "Graph",
+    "Limits",
     "NoUnitError",
     "PixelMask",
     "Placement",

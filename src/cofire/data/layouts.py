@@ -21,6 +21,7 @@ from cofire.data.stored import decoders
 from cofire.errors import ConfigError, DataError, FileError
 from cofire.extras import require
 from cofire.files.atomic import read_json, write_json
+from cofire.files.lock import alone_in
 from cofire.progress import progress
 
 logger = logging.getLogger("cofire")
@@ -75,8 +76,13 @@ def prepare(
 
     Raises:
         DataError: a picture cannot be read, or the parts have different classes.
-        FileError: the layout is another, a Parquet file is damaged, the disk is full.
+        FileError: the layout is another, a Parquet file is damaged, the disk is full, another process is in ``home``.
     """
+    with alone_in(home):
+        _prepare(origin, home, shorter, unreadable)
+
+
+def _prepare(origin: str | Path, home: Path, shorter: int, unreadable: Literal["error", "skip"]) -> None:
     if shorter < 1:
         raise ConfigError(f"shorter side of stored pictures must be at least 1, got {shorter}")
     if unreadable not in ("error", "skip"):

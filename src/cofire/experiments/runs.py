@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from cofire.experiments.provenance import provenance
 from cofire.experiments.recipes import Experiment, as_table, differing, read_run
 from cofire.files.atomic import read_json, write_json
 from cofire.files.card import Card
+from cofire.files.lock import alone_in
 from cofire.gates.base import GateConfig
 from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.gates.persistence import load, read_card, save
@@ -201,8 +203,15 @@ def train_experiment(experiment: Experiment, out: str | Path, *, track: Track | 
     """Train, evaluate on the test set once, save model and ``result.json`` into ``out``; returns the result.
 
     Killed at any point and called again, it goes on from the last checkpoint. ``track`` as in `fit`.
+
+    Raises:
+        FileError: another run or another process is in ``out``, or a file cannot be read or written.
     """
-    out = Path(out)
+    with alone_in(Path(out)) if processes().is_main_process else nullcontext():
+        return _trained(experiment, Path(out), track)
+
+
+def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str, Any]:
     table_path, result_path = out / "experiment.json", out / "result.json"
     table = as_table(experiment)
     if table_path.exists():

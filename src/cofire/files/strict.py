@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ def structure(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for key in table:
         if key not in fields:
             raise unknown(f"key in {where}:", key, fields)
@@ -48,7 +49,7 @@ def unstructure(value: Any) -> Any:
 
 def check(instance: Any) -> None:
     """Raise unless every field of a dataclass holds a value of its type: ``Recipe.epochs must be of type int``."""
-    hints = typing.get_type_hints(type(instance))
+    hints = _hints(type(instance))
     for field in dataclasses.fields(instance):
         _value(hints[field.name], getattr(instance, field.name), f"{type(instance).__name__}.{field.name}")
 
@@ -90,6 +91,11 @@ def override(table: dict[str, Any], assignment: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {assignment}: {key!r} is a value, not a section")
     table[keys[-1]] = _toml_value(text.strip())
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _toml_value(text: str) -> Any:

@@ -12,13 +12,27 @@ def machine() -> str:
 def conv_algorithms() -> list[str]:
     """Names of all algorithms for convs; the last is the reference."""
 
+def check(file: bytes) -> None:
+    """Raises RuntimeError unless the bytes are a program file."""
+
+class TooCostly(RuntimeError):
+    """The program would take more memory or work than the limits allow."""
+
 class Engine:
     """A program, ready to run. Calls may come from several threads."""
 
     kernel: str
     tuning: str
 
-    def __init__(self, file: bytes, kernel: str = "", tuning: str = "") -> None: ...
+    def __init__(
+        self,
+        file: bytes,
+        kernel: str = "",
+        tuning: str = "",
+        memory: int = ...,
+        work: float = 0.0,
+        tuning_seconds: float = -1.0,
+    ) -> None: ...
     def run(
         self,
         x: NDArray[np.float32],

@@ -23,13 +23,40 @@ from cofire.errors import CompileError, ConfigError, DataError, FileError, unkno
 from cofire.files.atomic import write_atomically, write_text
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import Affine, Conv, Program
-from cofire.runtime.program_file import read, to_bytes
+from cofire.runtime.program_file import native, read, to_bytes
 from cofire.text import rendered
 
 if TYPE_CHECKING:
     from cofire.runtime import _native
 
 Masks = dict[str, NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a program may cost; ``docs/program.md`` says how it is counted. A program beyond them is refused.
+
+    The defaults let every usual network pass and no small file do harm.
+    """
+
+    memory: int = 1 << 29
+    """Bytes that one image takes on one thread."""
+    work: float | None = None
+    """Steps that one image takes; default 2^34, and 2^16 for each weight."""
+    tuning_seconds: float | None = None
+    """For timing convs; default 1, and 0.2 for each megabyte of weights. 0: the likely best algorithms are taken."""
+
+    def __post_init__(self) -> None:
+        if not self.memory > 0:
+            raise ConfigError(f"memory must be above 0, got {self.memory}")
+        if self.work is not None and not self.work > 0:
+            raise ConfigError(f"work must be above 0, got {self.work}")
+        if self.tuning_seconds is not None and not self.tuning_seconds >= 0:
+            raise ConfigError(f"tuning_seconds must be 0 or more, got {self.tuning_seconds}")
+
+    def seconds(self) -> float:
+        """For the native side: negative for the default."""
+        return -1.0 if self.tuning_seconds is None else self.tuning_seconds
 
 
 @dataclass(frozen=True)
@@ -96,10 +123,10 @@ class Engine:
     Calls may come from several threads at once; ``last_masks``, ``last_macs`` and ``force`` are each thread's own.
     """
 
-    def __init__(self, program: Program, *, tuning: str = "") -> None:
+    def __init__(self, program: Program, *, tuning: str = "", limits: Limits | None = None) -> None:
         self.program = program
         self._file = to_bytes(program)
-        self._native = _native_engine(self._file, tuning)
+        self._native = _native_engine(self._file, tuning, limits or Limits())
         self.threshold = program.threshold
         self._groups = {group.name: group.filters for group in program.groups}
         self._filters = sum(self._groups.values())
@@ -251,7 +278,9 @@ class Engine:
         return [part.reshape(batch, filters) for part, filters in zip(parts, self._groups.values(), strict=True)]
 
 
-def compile(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> Engine:
+def compile(
+    model: nn.Module, input_shape: tuple[int, int, int] | None = None, *, limits: Limits | None = None
+) -> Engine:
     """The engine of a model, plain or gated, in eval mode; ``model`` is left alone.
 
     Each conv is timed here with every algorithm that can run it, a second or two for a large network.
@@ -259,11 +288,13 @@ def compile(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -
     Args:
         input_shape: (C, H, W) of an image. Default: the shape a gated model or a registered backbone was made for,
             else 224 x 224.
+        limits: what one image may cost; default ``Limits()``.
 
     Raises:
-        CompileError: the extension was not built, or the engine has nothing like some call; names it.
+        CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
+            more than the limits allow.
     """
-    return Engine(lower(model, input_shape))
+    return Engine(lower(model, input_shape), limits=limits)
 
 
 def normalised(program: Program, mean: tuple[float, ...], std: tuple[float, ...]) -> Program:
@@ -283,10 +314,17 @@ def normalised(program: Program, mean: tuple[float, ...], std: tuple[float, ...]
     return replace(program, input=len(program.buffers), buffers=buffers, ops=(first, *program.ops))
 
 
-def load_program(path: str | Path) -> Engine:
+def load_program(path: str | Path, *, limits: Limits | None = None) -> Engine:
     """The engine of a program file. The tuning beside it is used if it was made on this kind of machine.
 
     Otherwise convs are timed anew, and the result is kept beside the file where it can be written.
+
+    Args:
+        limits: what one image may cost; default ``Limits()``, which a file from anywhere can be loaded with.
+
+    Raises:
+        FileError: missing, damaged or not a program.
+        CompileError: it would cost more than the limits allow.
     """
     path = Path(path)
     program, beside = read(path), _tuning_path(path)
@@ -296,29 +334,24 @@ def load_program(path: str | Path) -> Engine:
     except (OSError, ValueError):
         known = ""
     try:
-        engine = Engine(program, tuning=known)
-    except CompileError as error:
-        if str(error).startswith("invalid program file"):
-            raise FileError(f"{path} is damaged: {error}") from error
+        engine = Engine(program, tuning=known, limits=limits)
+    except CompileError:
         if not known:
             raise
-        engine, known = Engine(program), ""  # the tuning is of another program
+        engine, known = Engine(program, limits=limits), ""  # the tuning is of another program
     if not known and not os.environ.get("COFIRE_KERNEL"):
         with suppress(FileError):  # a read-only folder: it is timed again next time
             write_text(beside, f"{_machine()}\n{engine.tuning}\n")
     return engine
 
 
-def _native_engine(file: bytes, tuning: str) -> _native.Engine:
+def _native_engine(file: bytes, tuning: str, limits: Limits) -> _native.Engine:
+    module = native()
+    kernel = os.environ.get("COFIRE_KERNEL", "")
     try:
-        from cofire.runtime import _native
-    except ImportError as error:
-        raise CompileError(
-            "the native engine was not built: install a C++ compiler (gcc 12 or newer, clang 15 or newer) and the "
-            "Python headers, then install cofire again"
-        ) from error
-    try:
-        return _native.Engine(file, os.environ.get("COFIRE_KERNEL", ""), tuning)
+        return module.Engine(file, kernel, tuning, limits.memory, limits.work or 0.0, limits.seconds())
+    except module.TooCostly as error:
+        raise CompileError(f"{error}, e.g. limits=Limits(memory=2 << 30, work=1e12)") from error
     except RuntimeError as error:
         raise CompileError(str(error)) from error
 
@@ -329,6 +362,4 @@ def _tuning_path(path: Path) -> Path:
 
 def _machine() -> str:
     """What a tuning holds for; the C interface reads the same line."""
-    from cofire.runtime import _native
-
-    return _native.machine()
+    return str(native().machine())

@@ -1,0 +1,117 @@
+// Which filters of a group an image needs: pool, multiply, choose.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "image.h"
+
+namespace cofire {
+
+namespace {
+
+constexpr int kStreams = 6;  // rows of a head that are read at a time
+
+}  // namespace
+
+void Image::decide(int number, const Call& call, int index, const Member& member) {
+    const Op& op = prepared_.program.ops[number];
+    const int filters = int(masks_[op.group].on.size());
+    const uint8_t* forced = call.forced ? call.forced[op.group] : nullptr;
+    float* logits = call.logits ? call.logits[op.group] : nullptr;
+    if (!forced || call.heads || logits) evaluate(number, member);
+    if (member.first()) {
+        if (forced)
+            std::transform(forced + int64_t(index) * filters, forced + int64_t(index + 1) * filters,
+                           masks_[op.group].on.begin(), [](uint8_t on) { return on != 0; });
+        else
+            choose(op, call.threshold);
+        masks_[op.group].list_on();
+        if (op.head.scale) set_factors(op, !forced || call.heads);
+        if (call.masks && call.masks[op.group])
+            std::copy_n(masks_[op.group].on.data(), filters, call.masks[op.group] + int64_t(index) * filters);
+        if (logits) std::copy_n(logits_, filters, logits + int64_t(index) * filters);
+    }
+    member.meet();
+}
+
+// A logit for each filter.
+void Image::evaluate(int number, const Member& member) {
+    const Op& op = prepared_.program.ops[number];
+    const Head& head = op.head;
+    const int filters = int(masks_[op.group].on.size()), inputs = head.inputs(shape(head.source));
+    pool_source(number, member);
+    member.meet();
+    // Each member makes the softmax for itself: cheaper than to wait for it.
+    float* input = softmax_ + member.thread * wide_;
+    std::copy_n(pooled_, inputs, input);
+    if (head.softmax) prepared_.leaf.softmax(input, inputs);
+    // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
+    const Range mine = member.share(head.rows);
+    const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
+    for (int f = mine.begin; f < mine.begin + apart; ++f) {
+        const float *rows[kStreams], *ahead[kStreams];
+        int size = 0;
+        for (; size < kStreams && f + size * apart < mine.end; ++size) {
+            rows[size] = head.weight + int64_t(f + size * apart) * inputs;
+            ahead[size] = rows[size] + inputs;
+        }
+        prepared_.leaf.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
+    }
+    for (int f = mine.begin; f < mine.end && head.bias; ++f) logits_[f] += head.bias[f];
+    member.meet();
+    if (head.rows < filters && member.first()) std::fill_n(logits_ + 1, filters - 1, logits_[0]);
+}
+
+// The head's input; channels that are not live enter as 0.
+void Image::pool_source(int number, const Member& member) {
+    const Head& head = prepared_.program.ops[number].head;
+    const Plan& plan = prepared_.plan;
+    const Leaf& leaf = prepared_.leaf;
+    const int source = head.source, area = shape(source).area(), channels = shape(source).c;
+    const auto maximum = [&](int c) {
+        return plan.peaked[source] ? peaks(source, 0)[c] : leaf.largest(plane(source, c), area);
+    };
+    const auto mean = [&](int c) {
+        const float known = plan.summed[source] ? sums(source)[c] : NAN;
+        return (std::isnan(known) ? leaf.sum(plane(source, c), area) : known) / float(area);
+    };
+    const Range mine = member.share(channels);
+    for (int c = mine.begin; c < mine.end; ++c) {
+        const bool live = live_[source].on[c];
+        if (head.pooling == Pooling::max)
+            pooled_[c] = live ? maximum(c) : 0;
+        else if (head.pooling == Pooling::avg || (head.pooling == Pooling::abs && plan.plain[number]))
+            pooled_[c] = live ? mean(c) : 0;
+        else if (head.pooling == Pooling::abs)
+            pooled_[c] = live ? leaf.sum_of_magnitudes(plane(source, c), area) / float(area) : 0;
+        else
+            pooled_[c] = live ? maximum(c) : 0, pooled_[channels + c] = live ? mean(c) : 0;
+    }
+}
+
+// Which filters are on, by their logits. Equal ones come in their order, NaN after all others.
+void Image::choose(const Op& op, float threshold) {
+    Channels& mask = masks_[op.group];
+    const int filters = int(mask.on.size());
+    if (op.head.top == 0) {
+        for (int f = 0; f < filters; ++f) mask.on[f] = logits_[f] > threshold;
+        return;
+    }
+    const auto before = [&](int f, int g) {
+        if (logits_[f] != logits_[g] && !(std::isnan(logits_[f]) && std::isnan(logits_[g])))
+            return logits_[f] > logits_[g] || std::isnan(logits_[g]);
+        return f < g;
+    };
+    std::iota(mask.list.begin(), mask.list.end(), 0);
+    std::nth_element(mask.list.begin(), mask.list.begin() + op.head.top - 1, mask.list.end(), before);
+    std::fill(mask.on.begin(), mask.on.end(), uint8_t(0));
+    for (int k = 0; k < op.head.top; ++k) mask.on[mask.list[k]] = 1;
+}
+
+// What the head says, or 1: a mask that is forced comes without a factor.
+void Image::set_factors(const Op& op, bool from_head) {
+    std::vector<float>& factors = factors_[op.group];
+    for (size_t f = 0; f < factors.size(); ++f) factors[f] = !from_head ? 1 : logits_[f] < 0 ? 0 : logits_[f];
+}
+
+}  // namespace cofire

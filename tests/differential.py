@@ -26,34 +26,7 @@ from cofire.runtime.program_file import from_bytes, to_bytes
 
 KERNELS = ["ref", "v2", "v3", "v4", "base"]
 SEEDS = sorted((Path(__file__).parent / "golden" / "program_v1").glob("*.cofire"))
-NUMBERS = [
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    7,
-    8,
-    16,
-    -1,
-    -2,
-    0.5,
-    1.0,
-    1e3,
-    1e-40,
-    3.4e38,
-    1 << 20,
-    (1 << 20) + 1,
-    1 << 28,
-    1 << 31,
-    1 << 53,
-    None,
-    True,
-    "",
-    [],
-    {},
-]
+NUMBERS = [0, 1, 2, 3, 4, 5, 7, 8, 16, -1, -2, 0.5, 1.0, 1e3, 1e-40, 3.4e38, 1 << 20, (1 << 20) + 1, 1 << 28, 1 << 31, 1 << 53, None, True, "", [], {}]
 WORDS = "conv affine act add mul cat move pool flatten rescale none relu relu6 leaky silu hardswish sigmoid hardsigmoid max avg abs both".split()  # fmt: skip
 FLOATS = np.array([0, -0.0, 1, -1, 6, 1e-3, 100, -100, 1e4, np.nan, np.inf, -np.inf, 1e-42], "<f4")
 EPSILON = 2e-5  # of one op, in units of the largest number it adds up
@@ -238,19 +211,13 @@ def error_of(program: Program, x: Tensor, wanted: interpreter.Trace) -> float:
             gain = float(op.scale.double().abs().max())
             size, bound = gain * sources[0] + float(op.shift.abs().max()), gain * brought[0]
         elif isinstance(op, Mul):
-            size, bound = (
-                sources[0] * sources[1],
-                sources[0] * brought[1] + sources[1] * brought[0] + brought[0] * brought[1],
-            )
+            size, bound = sources[0] * sources[1], sources[0] * brought[1] + sources[1] * brought[0] + brought[0] * brought[1]
         else:
             size, bound = sum(sources), sum(brought)
         if op.gate is not None and isinstance(op, Conv | Rescale) and op.shift is not None:
             factor = largest(wanted.factors[program.groups[op.gate.group].name])
             head = _head_error(program, op.gate.group, errors, values)
-            size, bound = (
-                size * max(1.0, factor) + largest(op.shift.double()),
-                bound * max(1.0, factor) + head * max(size, 1),
-            )
+            size, bound = size * max(1.0, factor) + largest(op.shift.double()), bound * max(1.0, factor) + head * max(size, 1)
         slope = next((abs(float(op.slope)) for field in fields(op) if field.name == "slope"), 0.0)  # type: ignore[attr-defined]
         errors[op.dst] = max(1.5, slope) * (bound + EPSILON * max(size, 1.0))
         values[op.dst] = wanted.values[op.name].data

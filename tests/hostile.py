@@ -17,9 +17,7 @@ def conv(name: str, src: int, dst: int, kernel: tuple[int, int] = (1, 1), **attr
     return op("conv", name, [src], dst, [f"{name}.w", f"{name}.b"], **own)
 
 
-def op(
-    kind: str, name: str, src: list[int], dst: int, weights: list[str] | None = None, **attrs: Any
-) -> dict[str, Any]:
+def op(kind: str, name: str, src: list[int], dst: int, weights: list[str] | None = None, **attrs: Any) -> dict[str, Any]:
     table = {"kind": kind, "name": name, "src": src, "dst": dst, "attrs": attrs, "weights": weights or [], "gate": None}
     return table
 
@@ -94,14 +92,7 @@ def shared_tensor() -> bytes:
 def large_windows() -> bytes:
     """Means over windows of a million elements, a thousand times."""
     shape = [1, 1023, 1023]
-    attrs = {
-        **WINDOW,
-        "kernel": [1023, 1023],
-        "padding": [511] * 4,
-        "op": "avg",
-        "include_pad": False,
-        "adaptive": False,
-    }
+    attrs = {**WINDOW, "kernel": [1023, 1023], "padding": [511] * 4, "op": "avg", "include_pad": False, "adaptive": False}
     return file([shape, shape], [op("pool", "p", [0], 1, **attrs)])
 
 
@@ -140,9 +131,7 @@ def odd_files() -> dict[str, bytes]:
         "infinite_weight": file([[1, 1, 1]] * 2, [conv("c", 0, 1)], {"c.w": np.ones((1, 1, 1, 1)), "c.b": [np.inf]}),
         "tensor_used_twice": shared_tensor(),
         "not_utf8": _small()[:-40].replace(b"relu", b"re\xff\xfe") + _small()[-40:],
-        "utf16": (lambda text: len(text).to_bytes(8, "little") + text)(
-            json.dumps({"__metadata__": {}}).encode("utf-16")
-        ),
+        "utf16": (lambda text: len(text).to_bytes(8, "little") + text)(json.dumps({"__metadata__": {}}).encode("utf-16")),
         "empty": b"",
         "only_a_length": (2**63).to_bytes(8, "little"),
     }

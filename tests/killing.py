@@ -67,9 +67,7 @@ def prepare(folder: Path) -> None:
             for number in range(6):
                 path = origin / part / label / f"{number}.png"
                 if not path.exists():
-                    Image.new("RGB", (300 + number, 280), (number * 40, 0, 0)).save(
-                        folder.with_name(f"{os.getpid()}.png")
-                    )
+                    Image.new("RGB", (300 + number, 280), (number * 40, 0, 0)).save(folder.with_name(f"{os.getpid()}.png"))
                     os.rename(folder.with_name(f"{os.getpid()}.png"), path)
     prepare(origin, folder)
 
@@ -150,11 +148,4 @@ def killed(name: str, points: int, folder: Path, seed: int = 0) -> int:
 
 if __name__ == "__main__":
     for name in TASKS:
-        print(
-            name,
-            killed(name, int(sys.argv[1]), Path(sys.argv[2])),
-            "of",
-            sys.argv[1],
-            "tries died; same end",
-            flush=True,
-        )
+        print(name, killed(name, int(sys.argv[1]), Path(sys.argv[2])), "of", sys.argv[1], "tries died; same end", flush=True)

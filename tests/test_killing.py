@@ -28,9 +28,7 @@ def test_killed_work_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code = (
-        f"from pathlib import Path; from cofire.files.lock import alone_in\nwith alone_in(Path({str(folder)!r})): pass"
-    )
+    code = f"from pathlib import Path; from cofire.files.lock import alone_in\nwith alone_in(Path({str(folder)!r})): pass"
     command = [sys.executable, "-c", code]
     with alone_in(folder):
         other = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -162,34 +162,34 @@ def test_what_a_head_pools(kernel: str, pool: str, act: Act) -> None:
             assert np.array_equal(*found), f"{word}: two threads differ from one"
 
 
-def largest_of(logits: list[float], top: int) -> list[int]:
-    """Which filters an engine switches on whose head gives these logits."""
-    filters = len(logits)
-    head = Head(pool="max", softmax=False, weight=torch.zeros(filters, 1), bias=torch.tensor(logits), top=top)
+def largest_of(weights: list[float], top: int, pixel: float = 1.0) -> list[int]:
+    """Which filters an engine switches on whose head gives these logits, times ``pixel``."""
+    filters = len(weights)
+    head = Head(pool="max", softmax=False, weight=torch.tensor(weights)[:, None], bias=None, top=top)
     ones, zeros = torch.ones(filters, 1, 1, 1), torch.zeros(filters)
     program = chain([(1, 2, 2), (filters, 2, 2)], [conv(0, 1, ones, zeros, gate=Gate(group=0, head=head))])
-    x = torch.ones(1, 1, 2, 2)
+    x = torch.full((1, 1, 2, 2), pixel)
     for threshold in (-9.0, 9.0):  # means nothing to it
         engine = Engine(program, tuning="ref")
         engine.threshold = threshold
         out = engine(x)
         on = engine.last_masks["0"][0]
-        assert out[0, :, 0, 0].tolist() == on.astype(float).tolist()
+        assert (out[0, :, 0, 0] != 0).tolist() == on.tolist()
         assert on.tolist() == interpreter.trace(program, x.double()).masks["0"][0].tolist()
     return [int(o) for o in np.flatnonzero(on)]
 
 
 def test_top_takes_the_largest_logits_and_of_equal_ones_the_first() -> None:
-    nan, inf = float("nan"), float("inf")
+    nan, infinite = float("nan"), float("inf")  # infinite times [0, -1, 0, 1]: NaN, -inf, NaN, inf
     assert largest_of([0.0, 3.0, -1.0, 2.0], 1) == [1]
     assert largest_of([0.0, 3.0, -1.0, 2.0], 3) == [0, 1, 3]
     assert largest_of([-5.0, -4.0], 2) == [0, 1]
     assert largest_of([1.0, 2.0, 2.0, 2.0, 0.0], 2) == [1, 2]
     assert largest_of([0.0, -0.0, 0.0, -0.0], 2) == [0, 1]
-    assert largest_of([nan, -inf, nan, inf, 0.0], 1) == [3]
-    assert largest_of([nan, -inf, nan, inf, 0.0], 3) == [1, 3, 4]
-    assert largest_of([nan, -inf, nan, inf, 0.0], 4) == [0, 1, 3, 4]
-    assert largest_of([nan, nan, nan], 2) == [0, 1]
+    assert largest_of([0.0, -1.0, 0.0, 1.0], 1, infinite) == [3]
+    assert largest_of([0.0, -1.0, 0.0, 1.0], 2, infinite) == [1, 3]
+    assert largest_of([0.0, -1.0, 0.0, 1.0], 3, infinite) == [0, 1, 3]
+    assert largest_of([1.0, 2.0, 3.0], 2, nan) == [0, 1]
     random = torch.randint(-9, 9, (200,), generator=torch.Generator().manual_seed(0)).double()
     order = sorted(range(200), key=lambda o: (-float(random[o]), o))
     assert largest_of(random.tolist(), 77) == sorted(order[:77])
@@ -411,16 +411,18 @@ def with_head(**changes: Any) -> Program:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"top": 0}, "top of its head must be from 1 to 4"),
-        ({"top": 5}, "top of its head must be from 1 to 4"),
-        ({"pool": "both"}, r"must have 1 row or 4, of 6 and of one, got \(\(4, 3\), \(4,\)\)"),
-        ({"pool": "min"}, "must be one of 'max', 'avg', 'abs', 'both', got 'min'"),
-        ({"weight": torch.zeros(2, 3)}, "must have 1 row or 4"),
-        ({"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}, "null if there is one row for all"),
-        ({"bias": torch.zeros(1)}, "must have 1 row or 4"),
+        ({"top": 0}, "top must be an integer from 1 to 4, got 0"),
+        ({"top": 5}, "top must be an integer from 1 to 4, got 5"),
+        ({"pool": "both"}, r'"0.head.weight" must have the shape \[4, 6\], got \[4, 3\]'),
+        ({"pool": "min"}, 'must be one of max avg abs both, got "min"'),
+        ({"weight": torch.zeros(2, 3)}, r"must have the shape \[4, 3\], got \[2, 3\]"),
+        ({"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}, "top of a head with one row must be null, got 3"),
+        ({"bias": torch.zeros(1)}, r"must have the shape \[4\], got \[1\]"),
+        ({"bias": torch.full((4,), float("nan"))}, "must have finite values only"),
         ({"scale": False}, "group whose head has scale"),
-        ({"src": 4}, "src of its head must be from 0 to 3, got 4"),
-        ({"src": -1}, "src of its head must be from 0 to 3, got -1"),
+        ({"src": 4}, "src of the head must be an integer from 0 to 3, got 4"),
+        ({"src": 1}, "src 1 of the head must be written before it is read"),
+        ({"src": -1}, "src of the head must be an integer from 0 to 3, got -1"),
     ],
 )
 def test_a_wrong_head_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

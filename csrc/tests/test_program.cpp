@@ -206,7 +206,7 @@ void test_valid_variants() {
                   "{\"name\":\"flat\",\"kind\":\"flatten\""));
     const Source net = residual_net();
     CHECK(load(file_of(header_of(program_of(net), net.tensors) + "      ", data_of(net))).ops.size() == 6);
-    // Two ops do not share a tensor: each would lay it out for itself, and a small file would take much memory.
+    // A module that is called twice has its weights twice.
     Source shared = elementwise_net();
     shared.ops.push_back("");
     shared.head = replaced(shared.head, "[2,6,5]],", "[2,6,5],[2,6,5]],");
@@ -214,6 +214,12 @@ void test_valid_variants() {
         replaced(replaced(shared.ops[0], "\"norm\",\"src\":[0],\"dst\":1", "\"norm#2\",\"src\":[1],\"dst\":9"),
                  shared.ops[0].substr(shared.ops[0].find("\"gate\"")), "\"gate\":null}");
     REFUSED(shared, "op 8 (\"norm#2\"): the tensor \"scale\" must be used only once");
+    for (const char* name : {"scale", "shift"}) {
+        shared.ops.back() =
+            replaced(shared.ops.back(), "\"" + std::string(name) + "\"", "\"" + std::string(name) + "2\"");
+        add_tensor(&shared, std::string(name) + "2", {2});
+    }
+    LOADS(shared);
     LOADS(with_op(residual_net(), "stem", "relu", "leaky"));
     LOADS(with_op(with_op(residual_net(), "stem", "relu", "leaky"), "stem", "\"slope\":0.0", "\"slope\":-1e-3"));
 }
@@ -457,23 +463,19 @@ void test_in_place() {
     Source net = residual_net();
     const std::string conv =
         replaced(replaced(net.ops[0], "\"stem\"", "\"x\""), "\"residual\":false", "\"residual\":true");
-    const std::string own = replaced(replaced(conv, "stem.weight", "x.weight"), "stem.bias", "x.bias");
-    const auto tensors_of = [&](const std::string& name) {
+    const auto named = [&](const std::string& name, const std::string& src_and_dst) {
         add_tensor(&net, name + ".weight", {4, 4, 3, 3});
         add_tensor(&net, name + ".bias", {4});
+        std::string op = replaced(replaced(conv, "\"x\"", "\"" + name + "\""), "[0],\"dst\":1", src_and_dst);
+        for (const char* weight : {".weight", ".bias"}) op = replaced(op, std::string("stem") + weight, name + weight);
+        net.ops.push_back(op);
     };
-    tensors_of("x");
-    net.ops.push_back(replaced(own, "[0],\"dst\":1", "[1,1],\"dst\":1"));
+    named("x", "[1,1],\"dst\":1");
     REFUSED(net, "op 6 (\"x\"): dst 1 must not be in src");
     net.head = replaced(net.head, "[5,1,1]],", "[5,1,1],[4,8,8],[4,8,8]],");
     net.ops.back() = replaced(net.ops.back(), "\"dst\":1", "\"dst\":6");
-    const auto renamed = [&](const std::string& from, const std::string& to) {
-        tensors_of(to);
-        const std::string op = replaced(net.ops.back(), "\"" + from + "\"", "\"" + to + "\"");
-        return replaced(replaced(op, from + ".weight", to + ".weight"), from + ".bias", to + ".bias");
-    };
-    net.ops.push_back(replaced(renamed("x", "y"), "[1,1],\"dst\":6", "[6,1],\"dst\":7"));
-    net.ops.push_back(replaced(renamed("y", "z"), "[6,1],\"dst\":7", "[6,7],\"dst\":7"));
+    named("y", "[6,1],\"dst\":7");
+    named("z", "[6,7],\"dst\":7");
     LOADS(net);
     net.ops.back() = replaced(net.ops.back(), "[6,7],\"dst\":7", "[7,6],\"dst\":7");
     REFUSED(net, "op 8 (\"z\"): dst 7 must not be in src");

@@ -135,15 +135,18 @@ def program_of(layer: Layer, values: Values) -> Program:
     )
 
 
+POISON = 2.0**100
+
+
 def poisoned(program: Program, masks: dict[str, Tensor]) -> Program:
-    """What filters that are off weigh must not matter."""
+    """What filters that are off weigh must not matter: whoever reads it gets far too large a number."""
     ops = []
     for op in program.ops:
         assert isinstance(op, Conv)
         assert op.gate is not None
         off = ~masks[program.groups[op.gate.group].name]
-        weight = op.weight.masked_fill(off[:, None, None, None], float("nan"))
-        ops.append(replace(op, weight=weight, bias=op.bias.masked_fill(off, float("nan"))))
+        weight = op.weight.masked_fill(off[:, None, None, None], POISON)
+        ops.append(replace(op, weight=weight, bias=op.bias.masked_fill(off, POISON)))
     return replace(program, ops=tuple(ops))
 
 
@@ -197,8 +200,8 @@ def rounding(program: Program, x: Tensor, word: str) -> Tensor:
     assert isinstance(layer, Conv)
 
     def largest(op: Conv, inputs: Tensor) -> Tensor:
-        weight = op.weight.nan_to_num(0.0).abs().flatten(1)
-        return weight.sum(1) * inputs.max() + op.bias.nan_to_num(0.0).abs()
+        weight, bias = (part.masked_fill(part == POISON, 0.0).abs() for part in (op.weight, op.bias))
+        return weight.flatten(1).sum(1) * inputs.max() + bias
 
     total = largest(layer, largest(feeder, x.abs()))
     if layer.residual:

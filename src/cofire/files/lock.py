@@ -7,7 +7,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cofire.errors import FileError
@@ -19,12 +19,14 @@ logger = logging.getLogger("cofire")
 def alone_in(folder: Path) -> Iterator[None]:
     """Inside the block no other process that asks is in ``folder``, which is made if need be.
 
-    The folder itself is locked: nothing is left behind, and the lock ends with the process, however that ends.
+    The folder itself is locked: the lock ends with the process, however that ends. A folder that was made here and is
+    still empty in the end is not left behind.
 
     Raises:
         FileError: another process is there.
     """
     try:
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
@@ -41,3 +43,6 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+        if made:
+            with suppress(OSError):  # it holds something
+                folder.rmdir()

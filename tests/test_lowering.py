@@ -782,10 +782,10 @@ def test_a_truncated_damaged_or_foreign_file_is_refused(written: tuple[Path, Pro
         with pytest.raises(FileError, match=r"truncated|not a program"):
             read(path)
     path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-    with pytest.raises(FileError, match="checksum is wrong"):
+    with pytest.raises(FileError, match="the file is damaged"):
         read(path)
     cofire.save(tiny_plain(), tmp_path / "model")
-    with pytest.raises(FileError, match="not a program file"):
+    with pytest.raises(FileError, match="is not a program"):
         read(tmp_path / "model" / "model.safetensors")
     with pytest.raises(FileError, match="cannot be read"):
         read(tmp_path / "none.cofire")

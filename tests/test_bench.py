@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from cofire.bench.run import SLICED
 from cofire.bench.sliced import Sliced
 from cofire.errors import ConfigError, DataError
 from cofire.export import folded
+from cofire.gates.base import LinearHead
 from cofire.runtime import native_features
 from cofire.text import rendered
 
@@ -198,13 +199,18 @@ def test_sliced_weights_of_filters_that_are_off_do_not_matter() -> None:
         assert torch.equal(sliced(images(1, (1, 8, 8))), expected(images(1, (1, 8, 8))))
 
 
-def test_heads_run_also_where_masks_are_forced() -> None:
+def test_heads_run_also_where_masks_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     gated = tiny_gated().eval()
     sliced = Sliced(gated)
     asked: list[str] = []
-    for group, part in gated.gates.items():
-        decide: Callable[[Tensor], Any] = part.decide
-        part.decide = lambda x, group=group, decide=decide: (asked.append(group), decide(x))[1]  # type: ignore[method-assign]
+    groups = {id(head): group for group, head in sliced._heads.items()}
+    chosen = LinearHead.chosen
+
+    def asking(head: LinearHead, *given: Any) -> Tensor:
+        asked.append(groups[id(head)])
+        return chosen(head, *given)
+
+    monkeypatch.setattr(LinearHead, "chosen", asking)
     with sliced.force(random_masks(gated, 1)):
         sliced(images(1, (1, 8, 8)))
     assert asked == list(gated.gates)

@@ -96,12 +96,22 @@ def test_a_head_is_the_ridge_regression_of_its_target() -> None:
     np.testing.assert_allclose(head.linear.bias.detach().numpy(), wanted.mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_a_margin_is_positive_for_exactly_the_k_strongest() -> None:
-    saliency = torch.rand(50, 9, generator=torch.Generator().manual_seed(1))
-    for k in (1, 4, 8):
-        margin = ftwt_offline._margin(saliency, k)
-        assert margin.abs().max() <= 1
-        assert torch.equal(margin > 0, cofire.gates.targets.largest(saliency, k))
+def test_the_gain_of_choosing_per_image_by_hand() -> None:
+    saliency = torch.tensor([[4.0, 1.0, 0.0], [0.0, 3.0, 2.0]])
+    own = torch.tensor([[True, False, False], [False, True, False]])  # loses 1 and 2
+    assert ftwt_offline._gain(saliency, own, 1) == pytest.approx(1 - 3 / 6)  # the fixed one is filter 0: 1 and 3 + 2
+    fixed = torch.tensor([[True, False, False]] * 2)
+    assert ftwt_offline._gain(saliency, fixed, 1) == pytest.approx(0.0)
+
+
+def test_a_group_in_which_the_image_does_not_matter_gets_a_fixed_choice() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 1, 8, 8)
+    gated = fit_heads(create_backbone("resnet8_digits").eval(), [x], macs=0.6)  # an untrained network: noise
+    fixed = [name for name, gate_ in gated.gates.items() if not gate_.head.linear.weight.any()]
+    with torch.no_grad():
+        gated(x)
+    assert all(len(torch.unique(gated.masks[name], dim=0)) == 1 for name in fixed)
 
 
 def small_net() -> Net:

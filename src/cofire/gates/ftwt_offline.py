@@ -37,6 +37,7 @@ from cofire.graph.units import Site
 _RIDGE = 1e-3  # of standardised features: enough to keep the least squares solvable
 _LEAST = 8  # a group keeps at least one in so many filters
 _TRIED = 64  # images on which a budget is counted
+_PAYS = 0.2  # a head stays if it saves this share of the saliency that a fixed choice loses
 _BATCH = 125  # images whose gradients are held at once
 
 
@@ -76,8 +77,13 @@ def fit_heads(
     def choose(site: Site, inputs: list[Tensor]) -> Tensor:
         head: Head = gated.gates[site.name].head
         features_NF = torch.cat([head.pooled(x) for x in inputs])
-        _fit(head, features_NF, _margin(seen[site.name].saliency_NO, kept[site.name]))
-        return largest(_logits(head, features_NF), kept[site.name]).to(features_NF.dtype)
+        saliency_NO, k = seen[site.name].saliency_NO, kept[site.name]
+        _fit(head, features_NF, _relative(saliency_NO))
+        mask_NO = largest(_logits(head, features_NF), k)
+        if _gain(saliency_NO, mask_NO, k) < _PAYS:
+            nn.init.zeros_(head.linear.weight)  # the filters that count most on average, for every image
+            mask_NO = largest(_logits(head, features_NF), k)
+        return mask_NO.to(features_NF.dtype)
 
     refit(gated.graph, copy.deepcopy(model).eval(), batches, choose, "fitting heads")
     return gated
@@ -192,7 +198,7 @@ def _found_at_rank(seen: _Seen) -> Tensor:
     head = Head(
         features_NF.shape[1] // 2, saliency_NO.shape[1], pool="both", softmax=False, bias=True, standardise=True
     )
-    _fit(head, features_NF, saliency_NO / saliency_NO.mean(1, keepdim=True).clamp_min(1e-12))
+    _fit(head, features_NF, _relative(saliency_NO))
     order_NO = _logits(head, features_NF).argsort(dim=1, descending=True)
     return saliency_NO.gather(1, order_NO).double().mean(0).flip(0).cummax(0).values.flip(0)
 
@@ -211,11 +217,15 @@ def _share(graph: Graph, sites: Mapping[str, Site], seen: Mapping[str, _Seen], k
     return 1 - float(cost(graph, masks, heads=heads).reduction("executed+heads").mean())
 
 
-def _margin(saliency_NO: Tensor, k: int) -> Tensor:
-    """How far each filter is above or below the edge between the k strongest and the rest, in [-1, 1]."""
-    around_N2 = saliency_NO.topk(min(k + 1, saliency_NO.shape[1]), dim=1).values[:, -2:]
-    distance_NO = saliency_NO - around_N2.mean(1, keepdim=True)
-    return (distance_NO / distance_NO.abs().mean(1, keepdim=True).clamp_min(1e-12)).clamp(-1, 1)
+def _relative(saliency_NO: Tensor) -> Tensor:
+    """Saliency in units of the image's mean, so that images count alike."""
+    return saliency_NO / saliency_NO.mean(1, keepdim=True).clamp_min(1e-12)
+
+
+def _gain(saliency_NO: Tensor, mask_NO: Tensor, k: int) -> float:
+    """Of the saliency that the best fixed k filters lose, the share that the masks save."""
+    fixed_1O = largest(saliency_NO.mean(0, keepdim=True), k)
+    return 1 - float((saliency_NO * ~mask_NO).sum() / (saliency_NO * ~fixed_1O).sum().clamp_min(1e-12))
 
 
 @torch.no_grad()

@@ -1,329 +1,27 @@
-// Reads a program file. The file is untrusted: everything the engine relies on is checked here, and only here.
+// Reads a program. The file is untrusted: everything the engine relies on is checked here and in the files that this
+// one calls, and nowhere else.
 #include "program.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
-#include <map>
-#include <memory>
 #include <set>
-#include <stdexcept>
-#include <string_view>
 
-#include "json.h"
-#include "sha256.h"
+#include "format.h"
+#include "reading.h"
+#include "safetensors.h"
+#include "window_checks.h"
 
 namespace cofire {
 
 namespace {
 
-// Limits keep every position that an engine computes along one axis below 2^23, and every map and window, padding
-// included, within an int.
-constexpr int64_t kOldest = 1, kVersion = 2;
-constexpr size_t kMaxHeader = size_t(64) << 20;    // bytes
-constexpr int64_t kMaxSide = int64_t(1) << 20;     // channels, rows, columns, strides, ...
-constexpr int64_t kMaxReach = int64_t(1) << 22;    // of a move's positions
-constexpr int64_t kMaxBuffer = int64_t(1) << 28;   // floats of one buffer
-constexpr int64_t kMaxBuffers = int64_t(1) << 30;  // floats of all buffers
-constexpr size_t kMaxOps = 100000;
-
 constexpr std::string_view kKinds[] = {"conv", "affine", "act",  "add",     "mul",
                                        "cat",  "move",   "pool", "flatten", "rescale"};
 constexpr std::string_view kActs[] = {"none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"};
 
-// ---- Errors ----
-
-// The part of the file that is being read; begins every message.
-struct Where {
-    std::string text;
-
-    [[noreturn]] void fail(const std::string& what) const {
-        throw std::runtime_error("invalid program file: " + text + ": " + what);
-    }
-};
-
-std::string list(const std::vector<int64_t>& values) {
-    std::string text = "[";
-    for (size_t i = 0; i < values.size() && i < 8; ++i) text += (i > 0 ? ", " : "") + std::to_string(values[i]);
-    return text + (values.size() > 8 ? ", ...]" : "]");
-}
-
-std::string list(const Shape& shape) { return list(std::vector<int64_t>{shape.c, shape.h, shape.w}); }
-
-// ---- Values of one type ----
-
-[[noreturn]] void wrong(JsonValue value, const Where& where, const std::string& what, const std::string& must) {
-    where.fail(what + " must be " + must + ", got " + value.describe());
-}
-
-int64_t integer(JsonValue value, const Where& where, const std::string& what, int64_t low, int64_t high) {
-    int64_t result = 0;
-    if (!value.integer(&result) || result < low || result > high)
-        wrong(value, where, what, "an integer from " + std::to_string(low) + " to " + std::to_string(high));
-    return result;
-}
-
-bool boolean(JsonValue value, const Where& where, const char* what) {
-    if (value.type() != JsonValue::Type::boolean) wrong(value, where, what, "true or false");
-    return value.boolean();
-}
-
-float real(JsonValue value, const Where& where, const char* what) {
-    if (value.type() != JsonValue::Type::number || std::abs(value.number()) > 3.4e38)
-        wrong(value, where, what, "a float32 number");
-    return float(value.number());
-}
-
-std::string_view text(JsonValue value, const Where& where, const char* what) {
-    if (value.type() != JsonValue::Type::string) wrong(value, where, what, "a string");
-    return value.text();
-}
-
-std::vector<JsonValue> items(JsonValue value, const Where& where, const char* what) {
-    if (value.type() != JsonValue::Type::array) wrong(value, where, what, "a list");
-    return value.items();
-}
-
-std::vector<int> integers(JsonValue value, const Where& where, const char* what, int64_t low, int64_t high) {
-    const std::string each = std::string("each of ") + what;
-    std::vector<int> result;
-    for (JsonValue item : items(value, where, what)) result.push_back(int(integer(item, where, each, low, high)));
-    return result;
-}
-
-std::vector<int> integers(JsonValue value, const Where& where, const char* what, int64_t low, int64_t high,
-                          size_t count) {
-    std::vector<int> result = integers(value, where, what, low, high);
-    if (result.size() != count) wrong(value, where, what, "a list of " + std::to_string(count));
-    return result;
-}
-
-Pair pair(JsonValue value, const Where& where, const char* what, int64_t low = 1) {
-    const std::vector<int> sides = integers(value, where, what, low, kMaxSide, 2);
-    return {sides[0], sides[1]};
-}
-
-Padding padding(JsonValue value, const Where& where) {
-    const std::vector<int> sides = integers(value, where, "padding", 0, kMaxSide - 1, 4);
-    return {sides[0], sides[1], sides[2], sides[3]};
-}
-
-// The place of a word in a list of words.
-template <size_t N>
-int choice(JsonValue value, const Where& where, const char* what, const std::string_view (&words)[N]) {
-    const auto found = value.type() == JsonValue::Type::string ? std::find(words, words + N, value.text()) : words + N;
-    if (found == words + N) {
-        std::string must = "one of";
-        for (std::string_view word : words) must.append(" ").append(word);
-        wrong(value, where, what, must);
-    }
-    return int(found - words);
-}
-
-// The values of an object that has exactly these keys, in the order of the names.
-template <typename... Names>
-std::array<JsonValue, sizeof...(Names)> fields(JsonValue object, const Where& where, const char* what, Names... names) {
-    constexpr size_t kCount = sizeof...(Names);
-    const std::array<std::string_view, kCount> keys{names...};
-    if (object.type() != JsonValue::Type::object) wrong(object, where, what, "an object");
-    std::array<JsonValue, kCount> values;
-    std::array<bool, kCount> found{};
-    for (const auto& [key, value] : object.members()) {
-        const size_t place = size_t(std::find(keys.begin(), keys.end(), key) - keys.begin());
-        if (place == kCount) where.fail(what + std::string(" has the unknown key ") + quoted(key));
-        values[place] = value;
-        found[place] = true;
-    }
-    for (size_t i = 0; i < kCount; ++i)
-        if (!found[i]) where.fail(what + std::string(" lacks the key ") + quoted(keys[i]));
-    return values;
-}
-
-// ---- The safetensors file ----
-
-struct Tensor {
-    std::vector<int64_t> shape;
-    size_t begin, end;  // bytes, from the end of the header
-    bool used = false;
-};
-
-std::unique_ptr<Json> parse_json(std::string_view text, const Where& where) {
-    try {
-        return std::make_unique<Json>(text);
-    } catch (const std::runtime_error& error) {
-        where.fail(error.what());
-    }
-}
-
-class File {
-   public:
-    File(const uint8_t* bytes, size_t size) {
-        const std::string_view header = split(bytes, size);
-        json_ = parse_json(header, where_);
-        bool described = false;
-        for (const auto& [name, value] : json_->root().members()) {
-            if (name == "__metadata__") {
-                program_ = text(fields(value, where_, "__metadata__", "cofire.program")[0], where_, "cofire.program");
-                described = true;
-            } else {
-                tensors_.emplace(name, tensor(name, value));
-            }
-        }
-        if (!described) where_.fail("__metadata__ is missing: this safetensors file is not a cofire program");
-        check_contiguous();
-    }
-
-    std::string_view program() const { return program_; }  // its JSON text
-    std::string digest() const { return sha256(data_, data_size_); }
-    std::map<std::string_view, Tensor>& tensors() { return tensors_; }
-
-    Floats floats() const {
-        static_assert(sizeof(float) == 4, "the file holds float32");
-#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
-        static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is little-endian");
-#endif
-        Floats result(int64_t(data_size_ / 4));
-        if (data_size_ > 0) std::memcpy(result.data(), data_, data_size_);
-        return result;
-    }
-
-   private:
-    // Finds the data and returns the header's text.
-    std::string_view split(const uint8_t* bytes, size_t size) {
-        if (bytes == nullptr || size < 8)
-            where_.fail("a file must have 8 bytes at least, got " + std::to_string(bytes == nullptr ? 0 : size));
-        uint64_t length = 0;
-        for (int i = 0; i < 8; ++i) length |= uint64_t(bytes[i]) << 8 * i;
-        const uint64_t most = std::min(size - 8, kMaxHeader);
-        if (length > most)
-            where_.fail("its length must be at most " + std::to_string(most) + ", got " + std::to_string(length));
-        data_ = bytes + 8 + length;
-        data_size_ = size - 8 - size_t(length);
-        const std::string_view header(reinterpret_cast<const char*>(bytes) + 8, size_t(length));
-        if (header.substr(0, 1) != "{") where_.fail("must begin with '{'");
-        return header;
-    }
-
-    Tensor tensor(std::string_view name, JsonValue value) const {
-        const Where where{"tensor " + quoted(name)};
-        const auto [dtype, shape, data_offsets] = fields(value, where, "entry", "dtype", "shape", "data_offsets");
-        if (text(dtype, where, "dtype") != "F32") wrong(dtype, where, "dtype", "\"F32\"");
-        const std::vector<JsonValue> offsets = items(data_offsets, where, "data_offsets");
-        if (offsets.size() != 2) wrong(data_offsets, where, "data_offsets", "a list of 2");
-        Tensor result;
-        result.begin = size_t(integer(offsets[0], where, "data_offsets[0]", 0, int64_t(data_size_)));
-        result.end = size_t(integer(offsets[1], where, "data_offsets[1]", int64_t(result.begin), int64_t(data_size_)));
-        int64_t count = 1;
-        const int64_t most = int64_t(data_size_ / 4);
-        for (JsonValue item : items(shape, where, "shape")) {
-            result.shape.push_back(integer(item, where, "each of shape", 0, most));
-            if (result.shape.back() > 0 && count > most / result.shape.back())
-                where.fail("shape must fit into the file, got " + list(result.shape));
-            count *= result.shape.back();
-        }
-        if (count * 4 != int64_t(result.end - result.begin))
-            where.fail("data_offsets must span " + std::to_string(count * 4) + " bytes for the shape " +
-                       list(result.shape) + ", got " + std::to_string(result.end - result.begin));
-        return result;
-    }
-
-    // Every byte of the data belongs to exactly one tensor.
-    void check_contiguous() const {
-        std::vector<std::pair<size_t, size_t>> spans;
-        for (const auto& [name, tensor] : tensors_) spans.emplace_back(tensor.begin, tensor.end);
-        std::sort(spans.begin(), spans.end());
-        size_t at = 0;
-        for (const auto& [begin, end] : spans) {
-            if (begin != at)
-                where_.fail("tensors must lie side by side: one ends or should begin at byte " + std::to_string(at) +
-                            ", the next begins at " + std::to_string(begin));
-            at = end;
-        }
-        if (at != data_size_)
-            where_.fail("tensors must fill the data of " + std::to_string(data_size_) + " bytes, got " +
-                        std::to_string(at));
-    }
-
-    const Where where_{"safetensors header"};
-    std::unique_ptr<Json> json_;  // owns the names and the program's text
-    std::string_view program_;
-    std::map<std::string_view, Tensor> tensors_;
-    const uint8_t* data_ = nullptr;
-    size_t data_size_ = 0;
-};
-
-// ---- Windows ----
-
-// One axis of a conv or a pool.
-struct Axis {
-    const char* name;  // of the output's size
-    int64_t size, out, kernel, stride, dilation, before, after;
-
-    // Room for the first tap of a window that lies inside the padded map, minus one; negative if none fits.
-    int64_t room() const { return size + before + after - dilation * (kernel - 1) - 1; }
-};
-
-std::array<Axis, 2> axes(const Op& op, const Shape& src, const Shape& dst) {
-    return {Axis{"height", src.h, dst.h, op.kernel.h, op.stride.h, op.dilation.h, op.padding.top, op.padding.bottom},
-            Axis{"width", src.w, dst.w, op.kernel.w, op.stride.w, op.dilation.w, op.padding.left, op.padding.right}};
-}
-
-int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
-
-void check_conv_axis(const Axis& axis, const Where& where) {
-    if (axis.room() < 0) where.fail("the kernel must fit into the padded " + std::string(axis.name));
-    const int64_t out = axis.room() / axis.stride + 1;
-    if (axis.out != out)
-        where.fail("output " + std::string(axis.name) + " must be " + std::to_string(out) + ", got " +
-                   std::to_string(axis.out));
-}
-
-void check_pool_axis(const Axis& axis, const Where& where) {
-    const int64_t fewest = floor_div(axis.room(), axis.stride) + 1;
-    const int64_t most = -floor_div(-axis.room(), axis.stride) + 1;  // ceil mode
-    if (axis.out != fewest && axis.out != most)
-        where.fail("output " + std::string(axis.name) + " must be " + std::to_string(fewest) + " or " +
-                   std::to_string(most) + ", got " + std::to_string(axis.out));
-    // No window without an element: neither a maximum nor a mean of nothing exists. Windows that begin before the map
-    // are looked at one by one; of those that begin behind its start the last begins farthest behind.
-    auto start = [&](int64_t i) { return i * axis.stride - axis.before; };
-    bool empty = start(axis.out - 1) >= axis.size;
-    for (int64_t i = 0; i < axis.out && start(i) < 0; ++i) {
-        const int64_t tap = (-start(i) + axis.dilation - 1) / axis.dilation;  // the first that is not before the map
-        empty |= tap >= axis.kernel || start(i) + tap * axis.dilation >= axis.size;
-    }
-    if (empty) where.fail("each window must contain an element of the map, along the " + std::string(axis.name));
-}
-
-// Engines may write the padded map out, so it is limited like any other; and so is a window, padding and gaps included.
-void check_padded(const std::array<Axis, 2>& axes, int channels, const Where& where) {
-    std::array<int64_t, 2> padded{}, window{};
-    for (size_t i = 0; i < 2; ++i) {
-        padded[i] = axes[i].size + axes[i].before + axes[i].after;
-        window[i] = axes[i].dilation * (axes[i].kernel - 1) + 1;
-    }
-    if (padded[0] * padded[1] > kMaxBuffer / channels)
-        where.fail("the padded map must have at most " + std::to_string(kMaxBuffer) + " elements, got " +
-                   list(std::vector<int64_t>{channels, padded[0], padded[1]}));
-    if (window[0] * window[1] > kMaxBuffer)
-        where.fail("a window must span at most " + std::to_string(kMaxBuffer) + " elements, got " +
-                   list(std::vector<int64_t>{window[0], window[1]}));
-}
-
-// A stride between one output and none, or a dilation between one tap and none, means nothing and may be huge: 1 then.
-void drop_unused(Op* op, const Shape& dst) {
-    if (dst.h == 1) op->stride.h = 1;
-    if (dst.w == 1) op->stride.w = 1;
-    if (op->kernel.h == 1) op->dilation.h = 1;
-    if (op->kernel.w == 1) op->dilation.w = 1;
-}
-
-// ---- The program ----
-
 class Loader {
    public:
-    explicit Loader(File* file) : file_(*file) {}
+    explicit Loader(Safetensors* file) : file_(*file) {}
 
     Program load() {
         const Where where{"cofire.program"};
@@ -701,7 +399,7 @@ class Loader {
         return values;
     }
 
-    File& file_;
+    Safetensors& file_;
     Program program_;
     std::set<std::string_view> names_;  // of ops
     std::vector<bool> written_;         // per buffer
@@ -713,7 +411,7 @@ class Loader {
 }  // namespace
 
 Program load_program(const uint8_t* bytes, size_t size) {
-    File file(bytes, size);
+    Safetensors file(bytes, size);
     return Loader(&file).load();
 }
 

@@ -212,10 +212,12 @@ def _conv(
     assert weight.shape == (shape[0], x.shape[1] // op.groups, *op.kernel)
     top, left, bottom, right = op.padding
     padded = F.pad(x, (left, right, top, bottom))
-    y = F.conv2d(padded, weight, bias, op.stride, 0, op.dilation, op.groups)
+    y = F.conv2d(padded, weight, None, op.stride, 0, op.dilation, op.groups)
+    added = bias[None]
     if op.shift is not None:
         assert factor is not None
-        y = y * factor[:, :, None, None] + op.shift.to(x.dtype)[:, None, None]
+        y, added = y * factor[:, :, None, None], factor * bias + op.shift.to(x.dtype)
+    y = y + added[:, :, None, None]
     live = torch.ones(y.shape[:2], dtype=torch.bool) if mask is None else mask
     if op.residual:
         assert _keeps_zero(op), "a residual is fused only with activations that leave zero at zero"

@@ -56,6 +56,7 @@ The files, in the data's way; each imports only from files above it:
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
+        lcs.py           one of a few masks per group, chosen with Gumbel noise
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -189,6 +190,7 @@ from cofire.gates.ftwt import FTWT
 from cofire.gates.ftwt_offline import fit_heads, static_twin
 from cofire.gates.gating import GatedModel, gate, mask_loss
 from cofire.gates.lccl import LCCL
+from cofire.gates.lcs import LCS
 from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
 from cofire.graph.cost import Cost, cost, expected_macs
@@ -209,6 +211,7 @@ __all__ = [
     "FTWT",
     "L1",
     "LCCL",
+    "LCS",
     "AbstractCallback",
     "AbstractGate",
     "AbstractMask",

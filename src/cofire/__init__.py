@@ -57,6 +57,7 @@ The files, in the data's way; each imports only from files above it:
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
         lcs.py           one of a few masks per group, chosen with Gumbel noise
+        rnp.py           an agent that walks through the layers says how wide each is
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -193,6 +194,7 @@ from cofire.gates.lccl import LCCL
 from cofire.gates.lcs import LCS
 from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
+from cofire.gates.rnp import RNP
 from cofire.graph.cost import Cost, cost, expected_macs
 from cofire.graph.graph import Graph, trace
 from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
@@ -212,6 +214,7 @@ __all__ = [
     "L1",
     "LCCL",
     "LCS",
+    "RNP",
     "AbstractCallback",
     "AbstractGate",
     "AbstractMask",

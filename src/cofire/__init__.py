@@ -57,6 +57,7 @@ The files, in the data's way; each imports only from files above it:
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
         lcs.py           one of a few masks per group, chosen with Gumbel noise
+        cgnet.py         partial sums say at which positions the rest is added
         rnp.py           an agent that walks through the layers says how wide each is
         persistence.py   save, load
     runtime/
@@ -185,6 +186,7 @@ from cofire.experiments.provenance import version as _version
 from cofire.files.card import Card
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
 from cofire.gates.blockdrop import BlockDrop
+from cofire.gates.cgnet import CGNet
 from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
@@ -222,6 +224,7 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "CGNet",
     "Card",
     "CofireError",
     "CompileError",

@@ -56,6 +56,9 @@ The files, in the data's way; each imports only from files above it:
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
+        lcs.py           one of a few masks per group, chosen with Gumbel noise
+        cgnet.py         partial sums say at which positions the rest is added
+        rnp.py           an agent that walks through the layers says how wide each is
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -183,14 +186,17 @@ from cofire.experiments.provenance import version as _version
 from cofire.files.card import Card
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
 from cofire.gates.blockdrop import BlockDrop
+from cofire.gates.cgnet import CGNet
 from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
 from cofire.gates.ftwt_offline import fit_heads, static_twin
 from cofire.gates.gating import GatedModel, gate, mask_loss
 from cofire.gates.lccl import LCCL
+from cofire.gates.lcs import LCS
 from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
+from cofire.gates.rnp import RNP
 from cofire.graph.cost import Cost, cost, expected_macs
 from cofire.graph.graph import Graph, trace
 from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
@@ -209,6 +215,8 @@ __all__ = [
     "FTWT",
     "L1",
     "LCCL",
+    "LCS",
+    "RNP",
     "AbstractCallback",
     "AbstractGate",
     "AbstractMask",
@@ -216,6 +224,7 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "CGNet",
     "Card",
     "CofireError",
     "CompileError",

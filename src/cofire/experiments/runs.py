@@ -31,8 +31,9 @@ from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.pruning import prune
-from cofire.runtime.engine import Engine, normalised
+from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
+from cofire.runtime.program import normalised
 from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track

@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
+.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -84,6 +84,9 @@ kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data 
 	rm -rf build/kill && mkdir -p build/kill
 	OMP_NUM_THREADS=1 $(BIN)/python tests/killing.py 24 build/kill
 
+serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
+	$(BIN)/python tests/served.py 10000 16
+
 browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
 	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py
 
@@ -117,11 +120,12 @@ clean: ## remove everything that make made
 	$(INSTALL) --no-build-isolation -e '.[demo]'
 	touch $@
 
-# What `make test` adds. torchvision and timm serve the compatibility tests only; without --no-deps
-# they would ask for another torch.
+# What `make test` adds. torchvision, timm and tritonclient serve the compatibility tests only; without --no-deps
+# they would ask for another torch, greenlet and ml_dtypes.
 .venv/dev.stamp: .venv/demo.stamp
 	$(INSTALL) --no-build-isolation -e '.[dev]'
 	$(INSTALL) --no-deps torchvision timm
+	$(INSTALL) --no-deps tritonclient geventhttpclient gevent greenlet python-rapidjson zope.event zope.interface brotli urllib3
 	touch $@
 
 # What `make fuzz-python` adds.

@@ -4,6 +4,7 @@ The files, in the data's way; each imports only from files above it:
 
     errors.py            what a user can do wrong, one class each
     text.py              tables as text
+    shell.py             what all commands share: --json, errors, exit codes
     progress.py          how far long work has come
     extras.py            packages that only some features need
     plugins.py           methods, criteria and backbones from outside
@@ -70,8 +71,15 @@ The files, in the data's way; each imports only from files above it:
         gates.py         units and gates -> which calls carry which gate
         lowering.py      model -> program
         engine.py        compile(model) -> Engine
+        observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
+    serving/
+        protocol.py      the Open Inference Protocol: bytes <-> images and answers
+        metrics.py       what a server counts, for Prometheus
+        models.py        the programs a server has
+        app.py           routes, limits, back-pressure
+        command.py       its command line
     estimate.py          cost of a config before training; ratio for a budget
     evaluation.py        evaluate() -> Report
     calibrate.py         the threshold for a budget of MACs
@@ -159,6 +167,7 @@ The files, in the data's way; each imports only from files above it:
     results.py           result files of runs, and the tables in documents
     public.py            every name of `cofire`
     cli.py               the command line
+    start.py             where it starts, with PyTorch or without
 """
 
 import importlib

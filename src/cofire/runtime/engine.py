@@ -174,18 +174,19 @@ class Engine:
         """The algorithm of each op, one word each, as found by timing when the engine was made."""
         return self._native.tuning
 
-    def __call__(self, x_BCHW: Any, threads: int = 1) -> Any:
+    def __call__(self, x_BCHW: Any, threads: int = 1, *, threshold: float | None = None) -> Any:
         """The model's output for a batch of images.
 
         Args:
             x_BCHW: float32 (B, C, H, W) on the CPU: a torch tensor, a numpy array, or anything with DLPack.
             threads: one image is split over threads, a batch gives each thread images of its own; at most as many
                 as the machine has cores are used.
+            threshold: of this call, in place of the engine's: filters with a logit above it run.
 
         Returns:
             A tensor for a tensor, else an array.
         """
-        output = self._run(self._images(x_BCHW), threads)
+        output = self._run(self._images(x_BCHW), threads, threshold=threshold)
         return sys.modules["torch"].from_numpy(output) if _is_tensor(x_BCHW) else output
 
     @property
@@ -257,6 +258,7 @@ class Engine:
         threads: int,
         logits: NDArray[np.float32] | None = None,
         seconds: NDArray[np.float64] | None = None,
+        threshold: float | None = None,
     ) -> NDArray[np.float32]:
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, got {threads}")
@@ -267,7 +269,7 @@ class Engine:
         last.macs = np.zeros((batch, len(self._outline.ops)), np.int64)
         forced, is_forced = last.forced.of(batch) if last.forced else (None, [])
         if batch:
-            how = (threads, float(self.threshold), last.heads)
+            how = (threads, float(self.threshold if threshold is None else threshold), last.heads)
             self._native.run(x, output, *how, last.masks, last.macs, logits, seconds, forced, is_forced)
         return output
 

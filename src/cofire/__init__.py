@@ -4,8 +4,8 @@ The files, in the data's way; each imports only from files above it:
 
     errors.py            what a user can do wrong, one class each
     text.py              tables as text
-    shell.py             what all commands share: --json, errors, exit codes
     progress.py          how far long work has come
+    shell.py             what all commands share: --json, errors, exit codes
     extras.py            packages that only some features need
     plugins.py           methods, criteria and backbones from outside
     files/
@@ -80,6 +80,7 @@ The files, in the data's way; each imports only from files above it:
         models.py        the programs a server has
         app.py           routes, limits, back-pressure
         command.py       its command line
+    doctor.py            what is installed, and what the engine gets
     estimate.py          cost of a config before training; ratio for a budget
     evaluation.py        evaluate() -> Report
     calibrate.py         the threshold for a budget of MACs
@@ -165,6 +166,7 @@ The files, in the data's way; each imports only from files above it:
         command.py       the bench's command line
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
+    completion.py        scripts for shells, made of the command line
     public.py            every name of `cofire`
     cli.py               the command line
     start.py             where it starts, with PyTorch or without

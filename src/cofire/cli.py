@@ -17,6 +17,8 @@ from cofire.analysis.figures import trade_off
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
+from cofire.completion import script, verbs
+from cofire.doctor import doctor
 from cofire.errors import ConfigError, unknown
 from cofire.estimate import RATIOS
 from cofire.experiments import demo, runs
@@ -201,6 +203,7 @@ app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
 app.command(name="serve")(serve)
+app.command(name="doctor")(doctor)
 app.add_typer(results_app, name="results")
 
 
@@ -361,6 +364,14 @@ def run_demo(
     result = demo.run(out_folder, say=lambda what: None if as_json else out.print(what))
     if as_json:
         typer.echo(json.dumps(result, indent=2))
+
+
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
+) -> None:
+    """A script for your shell that completes verbs and options, e.g. `source <(cofire completion bash)`."""
+    typer.echo(script(shell, verbs(typer.main.get_command(app))), nl=False)
 
 
 def main() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import typer
 
+from cofire.doctor import doctor
 from cofire.errors import ConfigError
 from cofire.serving.command import serve
 from cofire.shell import run
 
-LIGHT = {"serve": serve}
+LIGHT: dict[str, Callable[..., None]] = {"doctor": doctor, "serve": serve}
 """Verbs of the whole command line that run with numpy, typer and the packages of their extra."""
 
 

@@ -49,8 +49,8 @@ The files, in the data's way; each imports only from files above it:
         per_group.py     a method as one gate per group
         switchboard.py   what a gated forward calls at each site
         gating.py        gate(model, config) -> GatedModel
-        ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        ftwt.py          Fire Together Wire Together
         lockstep.py      call by call on all images: norms fitted under masks
         ftwt_offline.py  fit_heads: FTWT without training the network; static_twin
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled

@@ -106,6 +106,7 @@ The files, in the data's way; each imports only from files above it:
         dcp.py           what tells classes apart stays
         apply.py         prune(model, config)
         sfp.py           small weights are zeroed while the model learns
+    trim.py              what never runs leaves for good, what always runs alike loses its head
     signatures.py        filters per group: uniform, Taylor, from a file
     zoo/                 trained models that ship with cofire
     experiments/
@@ -201,6 +202,7 @@ from cofire.shift import Shift, shift
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
+from cofire.trim import trim
 
 __version__ = _version()
 
@@ -278,5 +280,6 @@ __all__ = [
     "solve_ratio",
     "static_twin",
     "trace",
+    "trim",
     "zoo",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
@@ -18,6 +19,7 @@ from cofire.gates.losses import mask_bce
 from cofire.gates.pooling import peak
 from cofire.gates.targets import activity, largest, mass_levels, nested, top_target
 from cofire.graph.graph import Graph
+from cofire.graph.placement import Filter, explained
 from cofire.graph.units import Site
 
 
@@ -31,6 +33,7 @@ class FTWT(GateConfig):
         signature: filters to keep per group, the same for every sample, in place of ``ratio``; see
             ``cofire.signatures``.
         fixed: group -> the filters that run for every image, by their index; such a group has no head.
+        why: group -> what was decided on it, in words; ``print(gated.units)`` shows them.
         pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.Head``.
         select: which filters run: those with a logit above the threshold, or as many of the ``top`` logits as the
             signature says, so that every image costs the same.
@@ -47,6 +50,7 @@ class FTWT(GateConfig):
     mode: Literal["joint", "decoupled"] = "decoupled"
     signature: Mapping[str, int] | None = None
     fixed: Mapping[str, tuple[int, ...]] | None = None
+    why: Mapping[str, str] | None = None
     pool: Literal["max", "avg", "both"] = "max"
     softmax: bool = True
     standardise: bool = False
@@ -139,6 +143,11 @@ class FTWTMethod(AbstractMethod):
         self.hold({name: FTWTGate(site, config) for name, site in self.sites.items()})
         self._forget()
 
+    @classmethod
+    def place(cls, graph: Graph, config: FTWT, filter_fn: Filter | None) -> Graph:
+        placed = super().place(graph, config, filter_fn)
+        return placed if config.why is None else explained(placed, config.why)
+
     def _forget(self) -> None:
         self._peaks: dict[str, _Peak] = {}  # so that no map is pooled twice
         self._found_BO: Tensor | None = None  # the peak of the output that is being masked
@@ -227,6 +236,21 @@ class FTWTMethod(AbstractMethod):
 
     def nested(self, ratios: Sequence[float]) -> list[list[float]]:
         return nested(ratios, self.config.tolerance)
+
+    # It can be made smaller
+
+    @property
+    def narrows(self) -> bool:
+        return not self.config.softmax and self.config.bias  # a softmax is over all channels, a zero counts too
+
+    def trimmed(self, groups: Collection[str], fixed: Mapping[str, tuple[int, ...]], why: Mapping[str, str]) -> FTWT:
+        kept = self.config.signature
+        signature = None if kept is None else {name: k for name, k in kept.items() if name in groups}
+        return dataclasses.replace(self.config, signature=signature, fixed=dict(fixed), why=dict(why), always=True)
+
+    def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
+        before: Head = other[site.name].head
+        self[site.name].head.load_state_dict(before.narrowed(filters_O, inputs_I))
 
     # The engine runs it
 

@@ -11,10 +11,11 @@ Shapes: N images, B of a batch, F pooled features, O filters.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -66,32 +67,7 @@ def fit_heads(
     """
     if not 0.0 < macs < 1.0:
         raise ConfigError(f"macs is the share of MACs that remains and must be in (0, 1), got {macs}")
-    batches = first_images(loader, images)
-    channels, height, width = batches[0].shape[1:]
-    probe = gate(model, Fixed(), input_shape=input_shape or (channels, height, width)).eval()
-    seen = _look(probe, batches)
-    plan = _plan_for(probe.graph, seen, macs)
-    config = FTWT(
-        signature=plan.kept,
-        fixed={name: seen[name].strongest(plan.kept[name]) for name in plan.fixed},
-        select="top",
-        pool="both",
-        softmax=False,
-        standardise=True,
-        saliency="l2",
-    )
-    shape = probe.graph.input_shape
-    gated = gate(model, config, filter_fn=lambda unit: unit.group in plan.kept, input_shape=shape).eval()
-
-    def choose(site: Site, inputs: Iterable[Tensor]) -> Tensor:
-        if site.name in plan.fixed:
-            return mask_row(config.fixed, site)
-        head: Head = gated.gates[site.name].head
-        features_NF = torch.cat([head.pooled(x) for x in inputs])
-        return largest(_fit(head, features_NF, _relative(seen[site.name].saliency_NO)), plan.kept[site.name])
-
-    refit(gated.graph, copy.deepcopy(model).eval(), batches, choose, "fitting heads")
-    return gated
+    return Look(model, first_images(loader, images), input_shape).fitted(macs)
 
 
 def static_twin(model: nn.Module, gated: GatedModel, loader: AnyLoader, *, images: int = 10_000) -> GatedModel:
@@ -104,24 +80,27 @@ def static_twin(model: nn.Module, gated: GatedModel, loader: AnyLoader, *, image
         loader: the images that the filters' rates are counted on.
     """
     batches = first_images(loader, images)
-    rates = {name: torch.zeros(site.filters, dtype=torch.float64) for name, site in gated.gates.sites.items()}
-    counts = dict.fromkeys(rates, 0)
-    with torch.no_grad(), evaluating(gated):
-        for batch in batches:
-            gated(batch)
-            for name, mask_BO in gated.masks.items():
-                rates[name] += mask_BO.double().sum(0).cpu()
-                counts[name] += int(mask_BO.sum())
-    total = sum(len(batch) for batch in batches)
     chosen: dict[str, tuple[int, ...]] = {}
-    for name, rate_O in rates.items():
+    for name, rate_O in keep_rates(gated, batches).items():
         most_often_first = rate_O.argsort(descending=True, stable=True).tolist()
-        chosen[name] = tuple(sorted(most_often_first[: max(1, round(counts[name] / total))]))
+        chosen[name] = tuple(sorted(most_often_first[: max(1, round(float(rate_O.sum())))]))
     config, shape = Fixed(kept=chosen, always=True), gated.graph.input_shape
     twin = gate(model, config, filter_fn=lambda unit: unit.group in chosen, input_shape=shape).eval()
     rows = {name: mask_row(chosen, site) for name, site in twin.gates.sites.items()}
     refit(twin.graph, copy.deepcopy(model).eval(), batches, lambda site, _: rows[site.name], "fitting the twin")
     return twin
+
+
+def keep_rates(gated: GatedModel, batches: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Group -> the share of images that each filter runs for, float64 (O,)."""
+    rates = {name: torch.zeros(site.filters, dtype=torch.float64) for name, site in gated.gates.sites.items()}
+    with torch.no_grad(), evaluating(gated):
+        for batch in chunks(batches):
+            gated(batch)
+            for name, mask_BO in gated.masks.items():
+                rates[name] += mask_BO.double().sum(0).cpu()
+    total = sum(len(batch) for batch in batches)
+    return {name: rate_O / total for name, rate_O in rates.items()}
 
 
 @dataclass(frozen=True)
@@ -144,7 +123,54 @@ class _Plan:
     fixed: frozenset[str]
 
 
-def _look(probe: GatedModel, batches: list[Tensor]) -> dict[str, _Seen]:
+@final
+class Look:
+    """What one pass over images told about a network: enough to make heads for any budget.
+
+    Args:
+        batches: of images, which are held on to.
+    """
+
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Tensor], input_shape: tuple[int, int, int] | None = None
+    ) -> None:
+        channels, height, width = batches[0].shape[1:]
+        probe = gate(model, Fixed(), input_shape=input_shape or (channels, height, width)).eval()
+        self._model, self._batches, self._graph = model, batches, probe.graph
+        self._seen = _look(probe, batches)
+        self._groups = {site.name: _Group(probe.graph, site, self._seen[site.name]) for site in probe.graph.sites}
+
+    def unfitted(self, macs: float) -> GatedModel:
+        """The gated model of a budget with heads of chance: it costs what the fitted one will."""
+        plan = _plan_for(self._graph, self._groups, self._seen, macs)
+        config = FTWT(
+            signature=plan.kept,
+            fixed={name: self._seen[name].strongest(plan.kept[name]) for name in plan.fixed},
+            select="top",
+            pool="both",
+            softmax=False,
+            standardise=True,
+            saliency="l2",
+        )
+        shape = self._graph.input_shape
+        return gate(self._model, config, filter_fn=lambda unit: unit.group in plan.kept, input_shape=shape).eval()
+
+    def fitted(self, macs: float) -> GatedModel:
+        """The same with heads and batch norms fitted."""
+        gated = self.unfitted(macs)
+
+        def choose(site: Site, inputs: Iterable[Tensor]) -> Tensor:
+            one = gated.gates[site.name]
+            if one.fixed:
+                return mask_row(gated.gates.config.fixed, site)
+            features_NF = torch.cat([one.head.pooled(x) for x in inputs])
+            return largest(_fit(one.head, features_NF, _relative(self._seen[site.name].saliency_NO)), one.k)
+
+        refit(gated.graph, copy.deepcopy(self._model).eval(), self._batches, choose, "fitting heads")
+        return gated
+
+
+def _look(probe: GatedModel, batches: Sequence[Tensor]) -> dict[str, _Seen]:
     """Saliencies and pooled inputs of every group, from the dense network and one backward pass per batch."""
     saliency: dict[str, list[Tensor]] = {name: [] for name in probe.gates}
     features: dict[str, list[Tensor]] = {name: [] for name in probe.gates}
@@ -184,13 +210,12 @@ def _watched_inputs(probe: GatedModel, features: Mapping[str, list[Tensor]]) -> 
             hook.remove()
 
 
-def _plan_for(graph: Graph, seen: Mapping[str, _Seen], macs: float) -> _Plan:
+def _plan_for(graph: Graph, groups: Mapping[str, _Group], seen: Mapping[str, _Seen], macs: float) -> _Plan:
     """Filters per group for a budget; groups that keep all are left out.
 
     Raises:
         ConfigError: the budget cannot be met.
     """
-    groups = {site.name: _Group(graph, site, seen[site.name]) for site in graph.sites}
     prices = torch.cat([group.worth_O for group in groups.values()]).sort().values
 
     def at(price: Tensor) -> _Plan:
@@ -213,6 +238,7 @@ def _plan_for(graph: Graph, seen: Mapping[str, _Seen], macs: float) -> _Plan:
     return found
 
 
+@final
 class _Group:
     """What each filter more is worth in a group, chosen per image and fixed."""
 
@@ -283,7 +309,9 @@ def _fit(head: Head, features_NF: Tensor, target_NO: Tensor) -> Tensor:
     def without_itself(ridge: float) -> Tensor:
         kept_K = size_K.square() / (size_K.square() + n * ridge)
         pull_N = 1 / n + left_NK.square() @ kept_K  # of an image's target on its own logit
-        error_NO = (wanted_NO - mean_O - left_NK @ (kept_K[:, None] * found_KO)) / (1 - pull_N).clamp_min(1e-9)[:, None]
+        error_NO: Tensor = (wanted_NO - mean_O - left_NK @ (kept_K[:, None] * found_KO)) / (1 - pull_N).clamp_min(1e-9)[
+            :, None
+        ]
         return wanted_NO - error_NO
 
     tried = {ridge: without_itself(ridge) for ridge in _RIDGES}

@@ -4,9 +4,9 @@ Beside the network runs its dense original on the same images: behind every batc
 measured, under the masks that were chosen before it, and its factor and shift become those that bring its output
 nearest to the original's.
 
-Images go through in chunks. What a chunk needs to go on is held where it is small; where it is large, as in a wide block
-of 224 x 224 images, the chunk is taken anew from the last place where it was small. So memory is bounded, and the work
-is that of two or three passes.
+Images go through in chunks. What a chunk needs to go on is held where it is small; where it is large, as in a wide
+block of 224 x 224 images, the chunk is taken anew from the last place where it was small. So memory is bounded, and the
+work is that of two or three passes.
 
 Shapes: N images, B of a chunk, C channels, I input channels, O filters.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import cofire
 from cofire import ConfigError, Fixed, Recipe, create_backbone, data, evaluate, fit, fit_heads, gate, static_twin, trace
-from cofire.gates import ftwt_offline
+from cofire.gates import ftwt_offline, lockstep
 from cofire.gates.heads import Head
 from cofire.gates.lockstep import refit
 from cofire.graph.placement import place
@@ -216,3 +217,38 @@ def test_fixed_filters_must_be_there() -> None:
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         cofire.FTWT(**options)
+
+
+@pytest.mark.parametrize("far", [1, 2, 1000])
+def test_what_is_not_held_is_taken_anew_or_from_a_file(far: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A residual network whose sum is written in place, the images one by one: the same norms as all at once."""
+
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        y = m.bn2(m.two(F.relu(m.bn1(m.one(x)))))
+        y += m.bn3(m.three(x))
+        return m.logits(F.relu(y))
+
+    torch.manual_seed(0)
+    plain = Net(
+        forward, one=conv(3, 8), bn1=bn(8), two=conv(8, 6), bn2=bn(6), three=conv(3, 6), bn3=bn(6), fc=fc(6)
+    ).eval()
+    batches, seen = [images(5), images(3, seed=9)], {}
+    for held in (lockstep._HELD, 0):
+        monkeypatch.setattr(lockstep, "_HELD", held)
+        monkeypatch.setattr(lockstep, "_FAR", far)
+        monkeypatch.setattr(lockstep, "_PIXELS", 3 * 8 * 8 if held == 0 else 1 << 20)
+        changed = copy.deepcopy(plain)
+        graph = place(trace(changed, SHAPE), Placement(always=True))
+        pooled: dict[str, torch.Tensor] = {}
+
+        def choose(site: Any, inputs: Any, pooled: dict[str, torch.Tensor] = pooled) -> torch.Tensor:
+            pooled[site.name] = torch.cat([x.amax((2, 3)) for x in inputs])
+            return (pooled[site.name][:, :1] + torch.arange(site.filters)) % 2 > 0.5
+
+        refit(graph, plain, batches, choose)
+        seen[held] = pooled, changed.state_dict()
+    (one, state), (other, restate) = seen.values()
+    for name, features in one.items():
+        torch.testing.assert_close(other[name], features, rtol=1e-4, atol=1e-5)
+    for name, value in state.items():
+        torch.testing.assert_close(restate[name], value, rtol=1e-3, atol=1e-4)

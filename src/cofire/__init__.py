@@ -154,6 +154,13 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    speedup/
+        models.py        a name on the command line -> a dense model and its card
+        pictures.py      a folder or a NumPy file -> pictures as a model expects them
+        measure.py       agreement, MACs, milliseconds beside the dense network
+        distilling.py    the network follows its dense teacher, heads as they are
+        whole.py         speedup(model, images, budget) -> Speedup
+        command.py       its command line
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
     cli.py               the command line
@@ -199,6 +206,7 @@ from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, Limits, compile, load_program
 from cofire.shift import Shift, shift
+from cofire.speedup import Speedup, speedup
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
@@ -245,6 +253,7 @@ __all__ = [
     "Shift",
     "Site",
     "Solution",
+    "Speedup",
     "Step",
     "Taylor",
     "TraceError",
@@ -278,6 +287,7 @@ __all__ = [
     "shift",
     "signatures",
     "solve_ratio",
+    "speedup",
     "static_twin",
     "trace",
     "trim",

@@ -42,6 +42,7 @@ from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
 from cofire.runtime.program_file import read as read_program
 from cofire.shift.command import shift
+from cofire.speedup.command import speedup
 from cofire.training.processes import processes
 
 app = typer.Typer(
@@ -204,6 +205,7 @@ app.command(name="bench")(bench)
 app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
+app.command(name="speedup")(speedup)
 app.add_typer(results_app, name="results")
 
 

@@ -51,7 +51,8 @@ def trim(gated: GatedModel, loader: AnyLoader, *, images: int = 10_000) -> nn.Mo
     seeing = set() if method.narrows else decided
     cuts = _Cuts(gated, channels, {name: rate_O > 0 for name, rate_O in rates.items()}, seeing)
     smaller = gated.backbone if channels is None else cut(gated.backbone, channels, cuts.masks)
-    fixed, why = {}, {}
+    fixed: dict[str, tuple[int, ...]] = {}
+    why: dict[str, str] = {}
     for name, site in method.sites.items():
         kept_O, on_O = cuts.filters(site), rates[name] > 0
         if name not in decided and not bool(on_O[kept_O].all()):

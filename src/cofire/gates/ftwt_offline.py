@@ -142,7 +142,7 @@ class Look:
 
     def unfitted(self, macs: float) -> GatedModel:
         """The gated model of a budget with heads of chance: it costs what the fitted one will."""
-        plan = _plan_for(self._graph, self._groups, self._seen, macs)
+        plan = _plan_for(self._graph, self._groups, macs)
         config = FTWT(
             signature=plan.kept,
             fixed={name: self._seen[name].strongest(plan.kept[name]) for name in plan.fixed},
@@ -158,6 +158,11 @@ class Look:
     def fitted(self, macs: float) -> GatedModel:
         """The same with heads and batch norms fitted."""
         gated = self.unfitted(macs)
+        self.refit(gated)
+        return gated
+
+    def refit(self, gated: GatedModel) -> None:
+        """Fit heads and batch norms of a model that `unfitted` gave, whatever its weights are now; in place."""
 
         def choose(site: Site, inputs: Iterable[Tensor]) -> Tensor:
             one = gated.gates[site.name]
@@ -167,7 +172,6 @@ class Look:
             return largest(_fit(one.head, features_NF, _relative(self._seen[site.name].saliency_NO)), one.k)
 
         refit(gated.graph, copy.deepcopy(self._model).eval(), self._batches, choose, "fitting heads")
-        return gated
 
 
 def _look(probe: GatedModel, batches: Sequence[Tensor]) -> dict[str, _Seen]:
@@ -210,7 +214,7 @@ def _watched_inputs(probe: GatedModel, features: Mapping[str, list[Tensor]]) -> 
             hook.remove()
 
 
-def _plan_for(graph: Graph, groups: Mapping[str, _Group], seen: Mapping[str, _Seen], macs: float) -> _Plan:
+def _plan_for(graph: Graph, groups: Mapping[str, _Group], macs: float) -> _Plan:
     """Filters per group for a budget; groups that keep all are left out.
 
     Raises:
@@ -224,7 +228,7 @@ def _plan_for(graph: Graph, groups: Mapping[str, _Group], seen: Mapping[str, _Se
 
     def share(plan: _Plan) -> float:
         """Of the MACs that the plan leaves, heads included, on some images."""
-        masks = {name: FilterMask(largest(seen[name].saliency_NO[:_TRIED], k)) for name, k in plan.kept.items()}
+        masks = {name: groups[name].mask(k, name in plan.fixed) for name, k in plan.kept.items()}
         heads = {name: 0 if name in plan.fixed else groups[name].head_macs for name in plan.kept}
         return 1 - float(cost(graph, masks, heads=heads).reduction("executed+heads").mean())
 
@@ -246,7 +250,9 @@ class _Group:
         self.filters = site.filters
         self.head_macs = seen.features_NF.shape[1] * site.filters
         each = _macs_per_filter(graph, site)
-        found_O = _found_at_rank(seen)
+        logits_NO = _logits(seen)
+        found_O = _found_at_rank(seen.saliency_NO, logits_NO)
+        self._mean_1O, self._logits_NO = seen.saliency_NO.mean(0, keepdim=True), logits_NO[:_TRIED]
         self.worth_O = found_O / each
         self._lost_O = _lost(found_O)
         self._lost_fixed_O = _lost(seen.saliency_NO.double().mean(0).sort(descending=True).values)
@@ -254,6 +260,11 @@ class _Group:
 
     def kept(self, price: Tensor) -> int:
         return max(int((self.worth_O >= price).sum()), -(-self.filters // _LEAST))
+
+    def mask(self, k: int, fixed: bool) -> FilterMask:
+        """Of some images."""
+        mask = largest(self._mean_1O if fixed else self._logits_NO, k)
+        return FilterMask(mask.expand(len(self._logits_NO), -1))
 
     def pays(self, k: int) -> bool:
         """Whether k filters chosen by a head lose clearly less than fixed ones at the same cost."""
@@ -266,13 +277,16 @@ def _lost(worth_O: Tensor) -> Tensor:
     return torch.cat([worth_O.flip(0).cumsum(0).flip(0), worth_O.new_zeros(1)])
 
 
-def _found_at_rank(seen: _Seen) -> Tensor:
-    """Mean saliency of the filter that a head puts at each rank, falling, (O,)."""
-    saliency_NO, features_NF = seen.saliency_NO, seen.features_NF
-    head = Head(
-        features_NF.shape[1] // 2, saliency_NO.shape[1], pool="both", softmax=False, bias=True, standardise=True
-    )
-    order_NO = _fit(head, features_NF, _relative(saliency_NO)).argsort(dim=1, descending=True)
+def _logits(seen: _Seen) -> Tensor:
+    """What a head would say of each image, (N, O)."""
+    inputs, filters = seen.features_NF.shape[1] // 2, seen.saliency_NO.shape[1]
+    head = Head(inputs, filters, pool="both", softmax=False, bias=True, standardise=True)
+    return _fit(head, seen.features_NF, _relative(seen.saliency_NO))
+
+
+def _found_at_rank(saliency_NO: Tensor, logits_NO: Tensor) -> Tensor:
+    """Mean saliency of the filter that logits put at each rank, falling, (O,)."""
+    order_NO = logits_NO.argsort(dim=1, descending=True)
     return saliency_NO.gather(1, order_NO).double().mean(0).flip(0).cummax(0).values.flip(0)
 
 

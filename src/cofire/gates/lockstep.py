@@ -4,9 +4,9 @@ Beside the network runs its dense original on the same images: behind every batc
 measured, under the masks that were chosen before it, and its factor and shift become those that bring its output
 nearest to the original's.
 
-Images go through in chunks. What a chunk needs to go on is held where it is small; where it is large, as in a wide
-block of 224 x 224 images, the chunk is taken anew from the last place where it was small. So memory is bounded, and the
-work is that of two or three passes.
+Images go through in chunks. What a chunk needs to go on is held where it is small. Where it is large, as in a wide
+block of 224 x 224 images, the chunk is taken anew from the last place where it was small; if that is far back, what it
+needs waits in a file. So memory is bounded, and the work is that of a few passes.
 
 Shapes: N images, B of a chunk, C channels, I input channels, O filters.
 """
@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, final
 
 import torch
@@ -29,8 +31,9 @@ Choose = Callable[[Site, Iterable[Tensor]], Tensor]
 """Sees a site and its inputs (B, I, H, W), chunk by chunk, if it asks for them; gives the masks of all images, (N, O)
 or (1, O)."""
 
-_HELD = 1 << 31  # bytes of activations that all chunks together may hold
-_PIXELS = 1 << 21  # of a chunk, times channels
+_HELD = 3 << 29  # bytes of activations that all chunks together may hold
+_PIXELS = 1 << 20  # of a chunk, times channels
+_FAR = 6  # stops
 
 
 def chunks(batches: Sequence[Tensor], most: int = 1 << 31) -> Iterator[Tensor]:
@@ -49,7 +52,11 @@ def refit(graph: Graph, original: nn.Module, batches: Sequence[Tensor], choose: 
         batches: of images.
         text: what the progress bar says; empty for none.
     """
-    walk = _Walk(graph, original, batches)
+    with TemporaryDirectory(prefix="cofire-") as folder:
+        _refit(_Walk(graph, original, batches, Path(folder)), graph, choose, text)
+
+
+def _refit(walk: _Walk, graph: Graph, choose: Choose, text: str) -> None:
     firsts = {site.first: site for site in graph.sites}
     calls = Counter(str(node.target) for node in walk.nodes if node.op == "call_module")
     with progress(text) as bar:
@@ -70,6 +77,10 @@ class _Chunk:
     at: int
     own: dict[fx.Node, Any]
     dense: dict[fx.Node, Any]
+    file: Path | None = None
+    """Where the values wait, in place of here."""
+    passed: int = 0
+    """Stops for which it was taken anew."""
 
     @property
     def held(self) -> int:
@@ -77,12 +88,28 @@ class _Chunk:
         tensors = (value for env in (self.own, self.dense) for value in env.values() if isinstance(value, Tensor))
         return sum(one.nbytes for one in {tensor.data_ptr(): tensor for tensor in tensors}.values())
 
+    def put(self, file: Path) -> None:
+        """Let the values wait in a file."""
+        torch.save([list(self.own.values()), list(self.dense.values())], file)
+        self.own, self.dense, self.file = dict.fromkeys(self.own), dict.fromkeys(self.dense), file
+
+    def values(self) -> tuple[dict[fx.Node, Any], dict[fx.Node, Any]]:
+        """Copies, for calls may write to what they read, and the chunk may be asked to start from here again."""
+        envs = (self.own, self.dense)
+        if self.file is None:
+            own, dense = ({node: _copy(value) for node, value in env.items()} for env in envs)
+        else:
+            stored = torch.load(self.file, weights_only=True)
+            own, dense = (dict(zip(env, values, strict=True)) for env, values in zip(envs, stored, strict=True))
+        return own, dense
+
 
 @final
 class _Walk:
     """All images in both networks, taken to any call; calls must be asked for in execution order."""
 
-    def __init__(self, graph: Graph, original: nn.Module, batches: Sequence[Tensor]) -> None:
+    def __init__(self, graph: Graph, original: nn.Module, batches: Sequence[Tensor], folder: Path) -> None:
+        self._folder = folder
         self.nodes = list(graph.calls.nodes)
         self.masks: dict[str, Tensor] = {}
         self._lasts = {site.out: site.name for site in graph.sites}
@@ -117,12 +144,15 @@ class _Walk:
             moved = self._moved(chunk, number)
             yield moved
             share = _HELD * (chunk.rows.stop - chunk.rows.start) // self._images
-            if moved.held <= max(share, chunk.held):
-                self._chunks[place] = moved
+            chunk.passed += 1
+            if moved.held > max(share, chunk.held):
+                if chunk.passed < _FAR:
+                    continue
+                moved.put(self._folder / str(place))
+            self._chunks[place] = moved
 
     def _moved(self, chunk: _Chunk, number: int) -> _Chunk:
-        # Copies, for calls may write to what they read, and the chunk may be asked to start from here again.
-        own, dense = ({node: _copy(value) for node, value in env.items()} for env in (chunk.own, chunk.dense))
+        own, dense = chunk.values()
         for node in self.nodes[max(chunk.at, self._start) : number]:
             for network, env in ((self._own, own), (self._dense, dense)):
                 network.env = env
@@ -145,7 +175,7 @@ def _refit_norm(norm: nn.BatchNorm2d, pairs: Iterable[tuple[Tensor, Tensor]]) ->
     assert norm.running_mean is not None
     assert norm.running_var is not None
     near_C = norm.running_mean.clone()  # sums of differences from it lose no digits
-    sums_4C, count = torch.zeros(4, len(near_C), dtype=torch.float64), 0
+    sums_4C, count = torch.zeros(4, len(near_C), dtype=torch.float64, device=near_C.device), 0
     for z_BCHW, wanted_BCHW in pairs:
         off_BCHW = z_BCHW - near_C[:, None, None]
         terms = (off_BCHW, off_BCHW.square(), off_BCHW * wanted_BCHW, wanted_BCHW)

@@ -40,7 +40,7 @@ def test_the_budget_is_met_and_every_image_keeps_as_many(trained: nn.Module, mac
     before = digest(trained)
     gated = fit_heads(trained, digits(), macs=macs)
     report = evaluate(gated, data.digits()[1].loader(200), text="")
-    assert 1 - report.reduction["executed+heads"] == pytest.approx(macs, abs=0.02)
+    assert 1 - report.reduction["executed+heads"] == pytest.approx(macs, abs=0.005)
     assert report.spread["executed"] < 0.02  # what is left of it are channels that additions refill
     for name, mask in gated.masks.items():
         assert set(mask.sum(1).tolist()) == {gated.config.signature[name]}

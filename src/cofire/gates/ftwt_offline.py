@@ -222,9 +222,12 @@ def _plan_for(graph: Graph, groups: Mapping[str, _Group], macs: float) -> _Plan:
     """
     prices = torch.cat([group.worth_O for group in groups.values()]).sort().values
 
+    def planned(kept: Mapping[str, int]) -> _Plan:
+        fewer = {name: k for name, k in kept.items() if k < groups[name].filters}
+        return _Plan(fewer, frozenset(name for name, k in fewer.items() if not groups[name].pays(k)))
+
     def at(price: Tensor) -> _Plan:
-        kept = {name: k for name, group in groups.items() if (k := group.kept(price)) < group.filters}
-        return _Plan(kept, frozenset(name for name, k in kept.items() if not groups[name].pays(k)))
+        return planned({name: group.kept(price) for name, group in groups.items()})
 
     def share(plan: _Plan) -> float:
         """Of the MACs that the plan leaves, heads included, on some images."""
@@ -239,6 +242,12 @@ def _plan_for(graph: Graph, groups: Mapping[str, _Group], macs: float) -> _Plan:
     found = at(prices[low])
     if (least := share(found)) > macs + 0.005:
         raise ConfigError(f"macs={macs} cannot be met: with one filter in {_LEAST}, {least:.3f} of the MACs are left")
+    for name in sorted(groups, key=lambda name: groups[name].next_worth(found.kept.get(name)), reverse=True):
+        while name in found.kept:  # what one price for all leaves of the budget
+            more = planned({**found.kept, name: found.kept[name] + 1})
+            if share(more) > macs:
+                break
+            found = more
     return found
 
 
@@ -260,6 +269,10 @@ class _Group:
 
     def kept(self, price: Tensor) -> int:
         return max(int((self.worth_O >= price).sum()), -(-self.filters // _LEAST))
+
+    def next_worth(self, k: int | None) -> float:
+        """Of one filter more than k; 0 where all are kept."""
+        return 0.0 if k is None else float(self.worth_O[k])
 
     def mask(self, k: int, fixed: bool) -> FilterMask:
         """Of some images."""

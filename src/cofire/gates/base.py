@@ -230,6 +230,16 @@ class Foretelling(Protocol):
 
 
 @runtime_checkable
+class Shifting(Protocol):
+    """A method whose logits can be moved, filter by filter, for good."""
+
+    sites: dict[str, Site]
+
+    def shift(self, site: Site, by_O: Tensor) -> None:
+        """Add ``by_O`` (O,) to the logits of a site from now on."""
+
+
+@runtime_checkable
 class Trimming(Protocol):
     """A method whose heads can lose filters that never run, and groups that always decide alike."""
 

@@ -237,7 +237,12 @@ class FTWTMethod(AbstractMethod):
     def nested(self, ratios: Sequence[float]) -> list[list[float]]:
         return nested(ratios, self.config.tolerance)
 
-    # It can be made smaller
+    # It can be calibrated, and made smaller
+
+    def shift(self, site: Site, by_O: Tensor) -> None:
+        if not self.config.bias:
+            raise ConfigError("FTWT.bias must be on for thresholds per group or filter, which become part of it")
+        self[site.name].head.linear.bias.data += by_O
 
     @property
     def narrows(self) -> bool:

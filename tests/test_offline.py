@@ -216,7 +216,7 @@ def test_fixed_filters_must_be_there() -> None:
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        cofire.FTWT(**options)
+        gate(create_backbone("resnet8_digits"), cofire.FTWT(**options))(torch.zeros(2, 1, 8, 8))
 
 
 @pytest.mark.parametrize("far", [1, 2, 1000])

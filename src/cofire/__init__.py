@@ -115,7 +115,6 @@ The files, in the data's way; each imports only from files above it:
         recipes.py       a recipe file -> Experiment
         runs.py          the verbs that carry one out, and their folders
         reproduce.py     the paper's tables with ours beside them
-        demo.py          the whole method on digits
     export.py            model -> ONNX
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
@@ -161,6 +160,7 @@ The files, in the data's way; each imports only from files above it:
         distilling.py    the network follows its dense teacher, heads as they are
         whole.py         speedup(model, images, budget) -> Speedup
         command.py       its command line
+    demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
     cli.py               the command line

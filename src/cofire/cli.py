@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from cofire import data, zoo
+from cofire import data, demo, zoo
 from cofire.analysis.command import analyze, report
 from cofire.analysis.drawing import write_figure
 from cofire.analysis.figures import trade_off
@@ -22,7 +22,7 @@ from cofire.backbones import list_backbones
 from cofire.bench.command import bench
 from cofire.errors import CofireError, ConfigError, unknown
 from cofire.estimate import RATIOS
-from cofire.experiments import demo, runs
+from cofire.experiments import runs
 from cofire.experiments.paper import Budget, paper_tables
 from cofire.experiments.provenance import version
 from cofire.experiments.recipes import read_experiment

@@ -90,8 +90,6 @@ class FTWT(GateConfig):
             raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
         if self.softmax and self.standardise:
             raise ConfigError("FTWT.softmax must be off where standardise is on: a head normalises its input once")
-        if self.select == "top" and self.signature is None:
-            raise ConfigError('FTWT.select = "top" needs a signature: how many filters run in each group')
         if self.open_bias and not self.bias:
             raise ConfigError(f"FTWT.open_bias must be 0 where bias is off, got {self.open_bias}")
         if not 0.0 <= self.tolerance < 1.0:
@@ -132,11 +130,13 @@ class FTWTMethod(AbstractMethod):
     """Heads that learn which filters will fire, and the rule that makes their targets."""
 
     config: FTWT
-    threshold = 0.0
+    threshold: float | None = 0.0
 
     def __init__(self, config: FTWT, graph: Graph) -> None:
         super().__init__(config, graph)
         self.joint = config.mode == "joint"
+        if config.select == "top":
+            self.threshold = None
         check_kept(config.fixed, self.sites, "FTWT.fixed")
         self._colours = graph.input_shape[0]
         self._glance = nn.AdaptiveAvgPool2d(1)
@@ -172,8 +172,15 @@ class FTWTMethod(AbstractMethod):
 
     def _on(self, site: Site, logits_BO: Tensor) -> Tensor:
         if self.config.select == "top":
-            return largest(logits_BO.detach(), self[site.name].k)
+            return largest(logits_BO.detach(), self._top(site))
+        assert self.threshold is not None
         return logits_BO > self.threshold
+
+    def _top(self, site: Site) -> int:
+        k: int | None = self[site.name].k
+        if k is None:  # not an error before: the number may be found by looking at the gated model
+            raise ConfigError('FTWT.select = "top" needs a signature: how many filters run in each group')
+        return k
 
     def head_macs(self, site: Site) -> int:
         gate = self[site.name]
@@ -264,7 +271,7 @@ class FTWTMethod(AbstractMethod):
             return self._constant(mask_row(self.config.fixed, site)[0])
         head = self[site.name].head
         weight, bias = head.folded()
-        top = self[site.name].k if self.config.select == "top" else None
+        top = self._top(site) if self.config.select == "top" else None
         return LinearHead(weight=weight, bias=bias, pool=head.pool, softmax=head.softmax, top=top)
 
     def _constant(self, row_O: Tensor) -> LinearHead:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cofire import data, zoo
+from cofire import data, demo, zoo
 from cofire.analysis.command import analyze, report
 from cofire.analysis.drawing import write_figure
 from cofire.analysis.figures import trade_off
@@ -21,7 +21,7 @@ from cofire.completion import script, verbs
 from cofire.doctor import doctor
 from cofire.errors import ConfigError, unknown
 from cofire.estimate import RATIOS
-from cofire.experiments import demo, runs
+from cofire.experiments import runs
 from cofire.experiments.paper import Budget, paper_tables
 from cofire.experiments.provenance import version
 from cofire.experiments.recipes import read_experiment
@@ -44,6 +44,7 @@ from cofire.serving.command import serve
 from cofire.shell import AsJson, show
 from cofire.shell import run as call
 from cofire.shift.command import shift
+from cofire.speedup.command import speedup
 from cofire.training.processes import processes
 
 app = typer.Typer(
@@ -204,6 +205,7 @@ app.command(name="report")(report)
 app.command(name="shift")(shift)
 app.command(name="serve")(serve)
 app.command(name="doctor")(doctor)
+app.command(name="speedup")(speedup)
 app.add_typer(results_app, name="results")
 
 

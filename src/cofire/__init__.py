@@ -58,6 +58,9 @@ The files, in the data's way; each imports only from files above it:
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
+        lcs.py           one of a few masks per group, chosen with Gumbel noise
+        cgnet.py         partial sums say at which positions the rest is added
+        rnp.py           an agent that walks through the layers says how wide each is
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
@@ -198,6 +201,8 @@ __all__ = [
     "FTWT",
     "L1",
     "LCCL",
+    "LCS",
+    "RNP",
     "AbstractCallback",
     "AbstractGate",
     "AbstractMask",
@@ -205,6 +210,7 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "CGNet",
     "Card",
     "CofireError",
     "CompileError",

@@ -14,14 +14,17 @@ from cofire.evaluation import Report, evaluate
 from cofire.files.card import Card
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
 from cofire.gates.blockdrop import BlockDrop
+from cofire.gates.cgnet import CGNet
 from cofire.gates.fbs import FBS
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt import FTWT
 from cofire.gates.ftwt_offline import fit_heads, static_twin
 from cofire.gates.gating import GatedModel, gate, mask_loss
 from cofire.gates.lccl import LCCL
+from cofire.gates.lcs import LCS
 from cofire.gates.per_group import AbstractGate, register_gate
 from cofire.gates.persistence import load, save
+from cofire.gates.rnp import RNP
 from cofire.graph.cost import Cost, cost, expected_macs
 from cofire.graph.graph import Graph, trace
 from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask

@@ -62,6 +62,9 @@ class Site:
     """The gated units it decides for, in execution order."""
     after: str | None = None
     """The site whose masked output is this one's ``x``, if there is one."""
+    partial: int = 0
+    """Of pixels: so many input channels, the first of each of the conv's groups, are added up at every position, and
+    the others where the mask is on. 0: where it is off nothing is computed."""
 
     @property
     def filters(self) -> int:

@@ -74,7 +74,7 @@ class Op:
 class Conv(Op):
     """act(conv(src0) + bias [+ src1]); padding is (top, left, bottom, right).
 
-    With a ``shift``: act(factor * (conv(src0) + bias) + shift [+ src1]), by the factors of its gate's group.
+    With a ``shift``: act(factor * conv(src0) + (factor * bias + shift) [+ src1]), by the factors of its gate's group.
     """
 
     kernel: Pair

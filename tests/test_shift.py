@@ -25,7 +25,7 @@ from cofire.data import Images
 from cofire.evaluation import ClassReport
 from cofire.experiments.recipes import parse_experiment
 from cofire.experiments.runs import eval_run, train_experiment
-from cofire.shift import Point, ShiftedLoader, brier, calibration_error, corruption, drift, list_corruptions, plot
+from cofire.shift import AtSeverity, ShiftedLoader, brier, calibration_error, corruption, drift, list_corruptions, plot
 from cofire.shift.command import shift as shift_command
 from cofire.shift.paper import paper
 from cofire.shift.runs import read_runs
@@ -209,7 +209,7 @@ def test_without_a_pair_there_is_no_table_of_softmax() -> None:
 
 
 def test_each_class_stands_beside_its_compute(small: Shift) -> None:
-    def with_class_3(point: Point, top1: float, reduction: float) -> Point:
+    def with_class_3(point: AtSeverity, top1: float, reduction: float) -> AtSeverity:
         part = ClassReport(n=2, top1=top1, reduction=reduction)
         return dataclasses.replace(point, report=dataclasses.replace(point.report, per_class={3: part}))
 

@@ -19,7 +19,7 @@ from cofire.text import Grid, rendered
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class AtSeverity:
     """One model on all images at one severity.
 
     Args:
@@ -43,7 +43,7 @@ class Point:
         return own | self.report.to_json()
 
     @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> Point:
+    def from_json(cls, table: Mapping[str, Any]) -> AtSeverity:
         """What `to_json` wrote."""
         own = {field.name for field in dataclasses.fields(cls)}
         mine = {name: value for name, value in table.items() if name in own}
@@ -74,8 +74,8 @@ class Shift:
     bins: int
     units: dict[str, str]
     softmax: dict[str, bool]
-    clean: dict[str, Point]
-    points: dict[str, dict[str, tuple[Point, ...]]]
+    clean: dict[str, AtSeverity]
+    points: dict[str, dict[str, tuple[AtSeverity, ...]]]
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -114,9 +114,9 @@ class Shift:
             bins=table["bins"],
             units={name: part["unit"] for name, part in corruptions.items()},
             softmax=table["softmax"],
-            clean={model: Point.from_json(point) for model, point in table["clean"].items()},
+            clean={model: AtSeverity.from_json(point) for model, point in table["clean"].items()},
             points={
-                name: {model: tuple(map(Point.from_json, points)) for model, points in part["models"].items()}
+                name: {model: tuple(map(AtSeverity.from_json, points)) for model, points in part["models"].items()}
                 for name, part in corruptions.items()
             },
         )

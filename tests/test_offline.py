@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +162,18 @@ def test_fixed_filters_must_be_there() -> None:
         gate(create_backbone("resnet8_digits"), Fixed(kept={"conv1": (3, 16)}))
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"standardise": True}, "FTWT.softmax must be off where standardise is on"),
-        ({"select": "top"}, 'FTWT.select = "top" needs a signature'),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        cofire.FTWT(**options)
+def test_options_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"FTWT\.softmax must be off where standardise is on"):
+        cofire.FTWT(standardise=True)
+
+
+def test_the_largest_logits_need_a_number_that_a_recipe_may_give_later() -> None:
+    config, model = cofire.FTWT(select="top"), create_backbone("resnet8_digits")
+    with pytest.raises(ConfigError, match=r'FTWT\.select = "top" needs a signature'):
+        gate(model, config)
+    signature = cofire.signatures.uniform(model, config, 0.5)
+    gated = gate(model, dataclasses.replace(config, signature=signature))
+    gated(torch.rand(3, 1, 8, 8))
+    assert {name: set(mask.sum(1).tolist()) for name, mask in gated.masks.items()} == {
+        name: {float(k)} for name, k in signature.items()
+    }

@@ -153,6 +153,15 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    comparison/
+        contenders.py    every registered method, and its experiment at a budget
+        jobs.py          one method, one seed, one folder
+        cluster.py       the same on Ray
+        timing.py        milliseconds of all in the engine
+        table.py         what was found, as a table and as JSON
+        plot.py          accuracy against MACs and milliseconds
+        compare.py       compare(recipes, methods, macs) -> Comparison
+        command.py       its command line
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
     cli.py               the command line
@@ -167,7 +176,9 @@ from cofire.backbones import (
     register_backbone,
 )
 from cofire.calibrate import calibrate
+from cofire.comparison import Comparison, compare
 from cofire.errors import (
+    BusyError,
     CofireError,
     CompileError,
     ConfigError,
@@ -216,8 +227,10 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "BusyError",
     "Card",
     "CofireError",
+    "Comparison",
     "CompileError",
     "ConfigError",
     "Cost",
@@ -252,6 +265,7 @@ __all__ = [
     "Units",
     "analysis",
     "calibrate",
+    "compare",
     "compile",
     "cost",
     "create_backbone",

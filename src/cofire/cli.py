@@ -20,6 +20,7 @@ from cofire.analysis.figures import trade_off
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
+from cofire.comparison.command import compare
 from cofire.errors import CofireError, ConfigError, unknown
 from cofire.estimate import RATIOS
 from cofire.experiments import demo, runs
@@ -204,6 +205,7 @@ app.command(name="bench")(bench)
 app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
+app.command(name="compare")(compare)
 app.add_typer(results_app, name="results")
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,8 +16,10 @@ from cofire.data.feeding import AnyLoader
 from cofire.errors import ConfigError, FileError
 from cofire.files.atomic import read_json, write_json
 from cofire.gates.base import GateConfig
-from cofire.gates.gating import gate
+from cofire.gates.fixed import Fixed
+from cofire.gates.gating import GatedModel, gate
 from cofire.graph.cost import cost
+from cofire.graph.units import Placement
 from cofire.pruning.allocation import within_budget
 from cofire.pruning.taylor import taylor_scores
 
@@ -28,7 +32,7 @@ def uniform(
     """The same share ``keep`` in (0, 1] of every group's filters, at least one; ``input_shape`` as in ``gate``."""
     if not 0.0 < keep <= 1.0:
         raise ConfigError(f"keep must be in (0, 1], got {keep}")
-    groups = gate(model, config, input_shape=input_shape).units.groups
+    groups = _placed(model, config, input_shape).units.groups
     return {name: max(1, round(keep * units[-1].out_channels)) for name, units in groups.items()}
 
 
@@ -52,7 +56,7 @@ def taylor(
     """
     if not 0.0 < macs <= 1.0:
         raise ConfigError(f"macs must be in (0, 1], got {macs}")
-    gated = gate(model, config, input_shape=input_shape)
+    gated = _placed(model, config, input_shape)
 
     def remaining(masks: Mapping[str, Tensor]) -> float:
         return 1 - float(
@@ -61,6 +65,12 @@ def taylor(
 
     kept = within_budget(taylor_scores(gated, loader), macs, remaining)
     return {name: int(mask.sum()) for name, mask in kept.items()}
+
+
+def _placed(model: nn.Module, config: GateConfig, input_shape: tuple[int, int, int] | None) -> GatedModel:
+    """The model with gates where ``config`` has them; they decide nothing, for ``config`` may lack its signature."""
+    where: dict[str, Any] = {option.name: getattr(config, option.name) for option in dataclasses.fields(Placement)}
+    return gate(model, Fixed(**where), input_shape=input_shape)
 
 
 def read(path: str | Path) -> Signature:

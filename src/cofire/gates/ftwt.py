@@ -72,10 +72,15 @@ class FTWT(GateConfig):
     }
 
     foretold: ClassVar[bool] = True
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "paper": presets["paper"], "top": {"select": "top"}}
 
     @property
     def label(self) -> str:
         return f"FTWT r = {self.ratio:g}" if self.signature is None else "FTWT, fixed k"
+
+    @property
+    def knob(self) -> str:
+        return "signature" if self.select == "top" else "ratio"
 
     def __post_init__(self) -> None:
         check(self)
@@ -83,8 +88,6 @@ class FTWT(GateConfig):
             raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
         if self.softmax and self.standardise:
             raise ConfigError("FTWT.softmax must be off where standardise is on: a head normalises its input once")
-        if self.select == "top" and self.signature is None:
-            raise ConfigError('FTWT.select = "top" needs a signature: how many filters run in each group')
         if self.open_bias and not self.bias:
             raise ConfigError(f"FTWT.open_bias must be 0 where bias is off, got {self.open_bias}")
         if not 0.0 <= self.tolerance < 1.0:
@@ -224,6 +227,8 @@ class FTWTMethod(AbstractMethod):
 
 def _kept(site: Site, config: FTWT) -> int | None:
     if config.signature is None:
+        if config.select == "top":
+            raise ConfigError('FTWT.select = "top" needs a signature: how many filters run in each group')
         return None
     if site.name not in config.signature:
         raise ConfigError(f"FTWT.signature must name every group, got none for {site.name!r}")

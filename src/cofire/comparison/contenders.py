@@ -26,7 +26,7 @@ from cofire.pruning import PruneConfig, prune_types
 Sort = Literal["static", "dynamic"]
 _IMAGES = 500  # on which the cost of a knob's value is counted
 _NEAR = 0.002  # of the dense MACs: near enough
-_SMALLEST = 0.01  # value of a knob
+_SMALLEST, _STEP = 0.01, 5e-4  # of a knob: its least value, and how finely it is turned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ def _turned(config: GateConfig, knob: str, base: Experiment, macs: float) -> Gat
         raise ConfigError(f"macs={macs} cannot be reached: with {knob} = {low}, {least:.3f} of the MACs remain")
     if share(high) <= macs:
         return _with(config, knob, high)
-    while high - low > 1e-4:
+    while high - low > _STEP:
         middle = (low + high) / 2
         found = share(middle)
         if abs(found - macs) <= _NEAR:
@@ -118,7 +118,9 @@ def _turned(config: GateConfig, knob: str, base: Experiment, macs: float) -> Gat
             high = middle
         else:
             low = middle
-    return _with(config, knob, math.floor(1e4 * low) / 1e4)  # downwards: a share of filters may be a step just above
+    return _with(
+        config, knob, round(math.floor(low / _STEP) * _STEP, 4)
+    )  # downwards: a share of filters may be a step just above
 
 
 def _with(config: GateConfig, knob: str, value: float) -> GateConfig:

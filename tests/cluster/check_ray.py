@@ -45,15 +45,15 @@ def recipe(tmp_path: Path) -> Path:
     fit(model, data.digits()[0].loader(64, train=True), Recipe(epochs=1, lr=0.1))
     save(model, tmp_path / "dense")
     path = tmp_path / "tiny.toml"
-    path.write_text(RECIPE.format(weights=tmp_path / "dense", epochs=8))
+    path.write_text(RECIPE.format(weights=tmp_path / "dense", epochs=5))
     return path
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A head that runs nothing, and one worker node with a core."""
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    found.first = found.add_node(num_cpus=1)
+    """Two nodes with a core each."""
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    found.add_node(num_cpus=1)
     found.wait_for_nodes()
     monkeypatch.setenv("RAY_ADDRESS", found.address)
     yield found
@@ -65,24 +65,24 @@ def test_the_runs_of_a_lost_node_go_on_elsewhere_to_the_same_end(
     cluster: Cluster, recipe: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "lost" / "tiny" / "0.5"
-    lost: list[str] = []
+    lost: list[set[Path]] = []
 
-    def lose_the_node() -> None:
-        """Once a run has a checkpoint behind its first; another node comes for the one that goes."""
-        while not (
-            under_way := [path for path in folder.glob("*-s0/run/checkpoints/step-*") if path.stem > "step-00000004"]
-        ):
-            time.sleep(0.05)
-        lost.append(under_way[0].parents[2].name)
-        cluster.add_node(num_cpus=1)
-        cluster.remove_node(cluster.first, allow_graceful=False)
+    def lose_a_node() -> None:
+        """Once both runs, one on each node, have checkpoints behind their first."""
+        under_way: set[Path] = set()
+        while len(under_way) < len(METHODS):
+            time.sleep(0.02)
+            under_way = {path.parent for path in folder.glob("*/run/checkpoints/step-*") if path.stem > "step-00000004"}
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        lost.append({path for path in under_way if not (path.parents[1] / "row.json").exists()})
 
-    watcher = threading.Thread(target=lose_the_node, daemon=True)
+    watcher = threading.Thread(target=lose_a_node, daemon=True)
     watcher.start()
     said: list[str] = []
     found = compare([recipe], methods=",".join(METHODS), out=tmp_path / "lost", on="ray", rounds=0, say=said.append)
     watcher.join(timeout=10)
-    assert lost
+    assert len(lost[0]) == len(METHODS)  # neither was done
+    assert not cluster.worker_nodes
     assert [line.split("]")[0] for line in said if line.startswith("[")] == ["[1/2", "[2/2"]  # as they came
 
     whole = compare([recipe], methods=",".join(METHODS), out=tmp_path / "whole", rounds=0)

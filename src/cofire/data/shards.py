@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cofire.errors import FileError
-from cofire.files.atomic import read_tensors, write_atomically, write_tensors
+from cofire.files.atomic import read_tensors, remove, write_atomically, write_tensors
 
 _FORMAT = "cofire-shard/1"
 _COLUMNS = ("end", "crc32", "label", "size")
@@ -39,7 +39,7 @@ def write_shard(folder: Path, number: int, pictures: Sequence[Picture], header: 
         header: JSON values that say what the shard was made of; `read_header` gives them back.
     """
     index, content = _paths(folder, number)
-    index.unlink(missing_ok=True)
+    remove(index)
     write_atomically(content, b"".join(picture.content for picture in pictures))
     tensors = {
         "end": torch.tensor([len(picture.content) for picture in pictures], dtype=torch.int64).cumsum(0),
@@ -63,7 +63,7 @@ def remove_shards(folder: Path, first: int) -> None:
     """Remove the shards from number ``first`` on, and what a killed writer left of one."""
     for path in sorted(folder.glob("[0-9]*"), reverse=True):  # of each shard the index before the pictures
         if int(path.stem) >= first:
-            path.unlink()
+            remove(path)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Long work on a disk that is full or read-only, and under a clock that jumps: ``python tests/failing_disk.py FOLDER [TASK...]``.
+"""Long work on a full or read-only disk and under a clock that jumps: ``python tests/failing_disk.py FOLDER [TASK]``.
 
 The work is that of killing.py, each try again a fork. On a failing disk a try must end with one clear error and leave
 no file half-written; then the disk is good again, and the work must come to the same end as if nothing had been.

@@ -80,7 +80,7 @@ def compare(
 
 def _base(recipe: str | Path, overrides: Sequence[str]) -> Experiment:
     base = read_experiment(recipe, overrides)
-    named = [part for part in ("gate", "prune", "signature") if getattr(base, part) is not None]
+    named = [part for part in ("gate", "prune", "signature", "budget") if getattr(base, part) is not None]
     if named:
         raise ConfigError(f"{recipe}: compare chooses the method: the recipe must not have [{named[0]}]")
     if not isinstance(base.data.val, int) or base.data.val < 1 or base.train.select != "best":

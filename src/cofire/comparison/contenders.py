@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from cofire.calibrate import remaining
 from cofire.data.feeding import AnyLoader, first_images
 from cofire.errors import ConfigError, unknown
 from cofire.estimate import estimate
@@ -135,5 +134,9 @@ def _share(model: nn.Module, config: Any, loader: AnyLoader) -> float:
     batches = first_images(loader, _IMAGES)
     _, channels, height, width = batches[0].shape
     gated = gate(model, config, input_shape=(channels, height, width))
+    shares = []
     with torch.no_grad(), evaluating(gated):
-        return remaining(gated, batches, "executed")
+        for batch in batches:
+            gated(batch)
+            shares.append(1 - gated.cost(input_shape=gated.last_shape).reduction("executed").expand(len(batch)))
+    return float(torch.cat(shares).mean())

@@ -13,6 +13,7 @@ from typing import Any
 
 from cofire.calibrate import calibrate
 from cofire.comparison.contenders import at_budget, contenders
+from cofire.data.feeding import first_images
 from cofire.errors import CofireError, FileError
 from cofire.evaluation import evaluate
 from cofire.experiments.recipes import Experiment, as_table, differing, parse_experiment
@@ -141,10 +142,11 @@ def _twin(gated: GatedModel, experiment: Experiment, sets: Sets) -> dict[str, An
     kinds = {site.kind for site in gated.gates.sites.values()}
     if kinds != {"filters"}:
         return {"refused": f"a twin keeps filters; this method decides on {' and '.join(sorted(kinds))}"}
-    if not gated.gates.opens:
+    images = sets.train.take(slice(0, _TWIN_IMAGES)).loader(experiment.data.eval_batch_size)
+    gated.eval()(first_images(images, 1)[0])
+    if any(decision.scale_BO is not None for decision in gated.decisions.values()):
         return {"refused": "what the method scales has no dense form that a twin could be fitted to"}
     try:
-        images = sets.train.take(slice(0, _TWIN_IMAGES)).loader(experiment.data.eval_batch_size)
         twin = static_twin(gated.backbone, gated, images, images=_TWIN_IMAGES)
     except CofireError as error:
         return {"refused": str(error)}
@@ -152,10 +154,10 @@ def _twin(gated: GatedModel, experiment: Experiment, sets: Sets) -> dict[str, An
 
 
 def _calibrated(gated: GatedModel, experiment: Experiment, sets: Sets, macs: float) -> dict[str, Any]:
-    """The model with its threshold moved to the budget, on validation images; a reason where that is impossible."""
+    """The model with its threshold moved to the budget, heads included, on validation images; or why not."""
     images = (sets.val or sets.train).take(slice(0, _TWIN_IMAGES)).loader(experiment.data.eval_batch_size)
     try:
-        calibrate(gated, images, macs=macs, images=_TWIN_IMAGES, column="executed")
+        calibrate(gated, images, macs=macs, images=_TWIN_IMAGES)
     except CofireError as error:
         return {"refused": str(error)}
     return {"threshold": gated.threshold, **_tested(gated, experiment, sets)}

@@ -248,6 +248,13 @@ def test_a_method_that_cannot_is_a_row_with_its_reason(recipe: Path, tmp_path: P
     assert "L1 was not run: macs=0.001 cannot be reached" in str(found)
 
 
+def test_a_twin_is_trained_where_it_is_asked_for(recipe: Path, tmp_path: Path) -> None:
+    found = compare([recipe], methods="L1,FBS", macs=0.5, out=tmp_path, epochs=0, rounds=0, twins=True)
+    twins = {name: row.values("trained twin") for name, row in rows(found).items()}
+    folder = tmp_path / "tiny" / "0.5" / "FBS-s0" / "run" / "twin"
+    assert twins == {"L1": [], "FBS": [json.loads((folder / "result.json").read_text())["test"]["top1"]]}
+
+
 def test_without_weights_the_baseline_is_trained_once_and_all_start_from_it(recipe: Path, tmp_path: Path) -> None:
     fresh = tmp_path / "fresh.toml"
     fresh.write_text(recipe.read_text().replace("distill = 0.5\n", "").replace("weights = ", "# weights = "))
@@ -367,7 +374,10 @@ def result(top1: float, executed: float, bits: float | None) -> dict[str, Any]:
 def test_the_table_by_hand(recipe: Path) -> None:
     base: Experiment = read_experiment(recipe)
     gated = {
-        0: Outcome(result=result(0.90, 0.55, 0.25), row={"twin": {"top1": 0.8}, "calibrated": {"top1": 0.89}}),
+        0: Outcome(
+            result={**result(0.90, 0.55, 0.25), "twin": {"top1": 0.83}},
+            row={"twin": {"top1": 0.8}, "calibrated": {"top1": 0.89}},
+        ),
         1: Outcome(result=result(0.92, 0.57, 0.35), row={"twin": {"top1": 0.82}, "calibrated": {"top1": 0.87}}),
     }
     pruned = {0: Outcome(result=result(0.915, 0.495, None), row={"twin": None, "calibrated": None})}
@@ -384,14 +394,14 @@ def test_the_table_by_hand(recipe: Path) -> None:
             Row(method="W", sort="static", outcomes={}),
         ],
     )
-    two_seeds = ["91.00 ± 1.00", "4.00 ± 1.00", "56.0 ± 1.0", "57.0 ± 1.0", "+6.0", "81.00 ± 1.00", "0.300"]
+    two_seeds = ["91.00 ± 1.00", "4.00 ± 1.00", "56.0 ± 1.0", "57.0 ± 1.0", "+6.0", "81.00 ± 1.00", "83.00", "0.300"]
     assert network.grid().rows == [
-        ["dense", "", "95.00", "", "100.0", "", "", "", "", "0.700", "1.000", ""],
+        ["dense", "", "95.00", "", "100.0", "", "", "", "", "", "0.700", "1.000", ""],
         [],
-        ["P", "static", "91.50", "3.50", "49.5", "", "met", "", "", "0.500", "0.750", "0"],
+        ["P", "static", "91.50", "3.50", "49.5", "", "met", "", "", "", "0.500", "0.750", "0"],
         ["G", "dynamic", *two_seeds, "", "", "0, 1"],
-        ["N", "static", "refused", *[""] * 9],
-        ["W", "static", "not run yet", *[""] * 9],
+        ["N", "static", "refused", *[""] * 10],
+        ["W", "static", "not run yet", *[""] * 10],
     ]
     assert network.notes() == [
         "G missed the budget: 56.0 % of the MACs are executed, 50.0 % were asked for; with its threshold moved there, "

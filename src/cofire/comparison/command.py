@@ -19,9 +19,7 @@ def compare(
         list[Path] | None,
         typer.Argument(help="Recipes without [gate] and [prune]; nothing: list the methods.", metavar="RECIPE..."),
     ] = None,
-    methods: Annotated[
-        str, typer.Option(help="all, static, dynamic, or names with commas between, e.g. L1,FPGM-soft,FTWT.")
-    ] = "all",
+    methods: Annotated[str, typer.Option(help="all, static, dynamic, or names with commas between them.")] = "all",
     macs: Annotated[float, typer.Option(help="Share of the MACs that may REMAIN; 0.5 is half.")] = 0.5,
     seeds: Annotated[int, typer.Option(min=1, help="Runs per method.")] = 1,
     epochs: Annotated[int | None, typer.Option(min=0, help="Of each method; default: the recipe's.")] = None,
@@ -34,12 +32,15 @@ def compare(
     on: Annotated[
         Where, typer.Option(help="ray: a task per run on the cluster of $RAY_ADDRESS; --out on shared storage.")
     ] = "here",
+    twins: Annotated[
+        bool, typer.Option("--twins", help="Also train the static twin of methods that choose filters; twice the time.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=0, help="Of timing in the native engine; 0: none.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")] = False,
 ) -> None:
     """Several methods at one budget, from one baseline, under one recipe: accuracy, MACs, milliseconds, side by side.
 
-    For example `cofire compare recipes/digits/resnet8_compare.toml --methods L1,FBS,FTWT --macs 0.5`: every method
+    For example `cofire compare recipes/digits/resnet8_compare.toml --methods static --macs 0.5`: every static method
     trains from the same weights for the same epochs, the best epoch on validation images is tested, and a table and
     a figure show accuracy against executed MACs and against milliseconds in the engine. Killed and called again, it
     goes on; called twice at the same time, the two share the work.
@@ -57,6 +58,7 @@ def compare(
         out=out_folder,
         overrides=overrides or (),
         on=on,
+        twins=twins,
         rounds=rounds,
         say=lambda text: Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True),
     )

@@ -38,6 +38,7 @@ def compare(
     out: str | Path = "runs/compare",
     overrides: Sequence[str] = (),
     on: Where = "here",
+    twins: bool = False,
     rounds: int = 50,
     say: Say = lambda text: None,
 ) -> Comparison:
@@ -57,6 +58,7 @@ def compare(
         overrides: ``section.key=value`` on top of every recipe.
         on: this process, or ``ray``: a task per run on the Ray cluster of $RAY_ADDRESS; ``out`` must be on storage that
             its nodes share.
+        twins: also train the static twin of each method that chooses filters, under the same recipe.
         rounds: of timing in the native engine; 0 times nothing.
         say: told what is being done.
 
@@ -73,7 +75,8 @@ def compare(
         raise ConfigError(f"compare needs recipes with different names, got {[base.name for base in bases]}")
     selected = chosen(methods)
     found = [
-        _Comparing(base, selected, macs, seeds, epochs, Path(out).resolve(), on, rounds, say).go() for base in bases
+        _Comparing(base, selected, macs, seeds, epochs, Path(out).resolve(), on, twins, rounds, say).go()
+        for base in bases
     ]
     return Comparison(networks=found)
 
@@ -103,10 +106,12 @@ class _Comparing:
         epochs: int | None,
         out: Path,
         on: Where,
+        twins: bool,
         rounds: int,
         say: Say,
     ) -> None:
         self.selected, self.macs, self.on, self.rounds, self.say = selected, macs, on, rounds, say
+        self.twins = twins
         self.folder = out / base.name / f"{macs:g}"
         self.dense = self._baseline(base, out / base.name / DENSE)
         weights = base.backbone.weights or str(self.dense.run)
@@ -122,7 +127,8 @@ class _Comparing:
         return self._job(None, base, folder)
 
     def _job(self, contender: str | None, base: Experiment, folder: Path) -> Job:
-        return Job(contender=contender, base=base, macs=self.macs, folder=folder, plugins=tuple(plugins.loaded))
+        known = tuple(plugins.loaded)
+        return Job(contender=contender, base=base, macs=self.macs, folder=folder, twin=self.twins, plugins=known)
 
     def job(self, contender: Contender, seed: int) -> Job:
         """A method under one seed."""

@@ -18,6 +18,7 @@ from cofire.errors import CofireError, FileError
 from cofire.evaluation import evaluate
 from cofire.experiments.recipes import Experiment, as_table, differing, parse_experiment
 from cofire.experiments.runs import Sets, read_result, read_sets, train_experiment
+from cofire.experiments.twin import train_twin
 from cofire.files.atomic import read_json, write_json
 from cofire.files.lock import alone_in
 from cofire.gates.ftwt_offline import static_twin
@@ -38,6 +39,7 @@ class Job:
         base: the experiment without a method, its seed set.
         macs: share of the MACs that is to remain.
         folder: of this job alone.
+        twin: whether the static twin of a method that chooses filters is trained too.
         plugins: files with methods that ``contender`` may be one of.
     """
 
@@ -45,6 +47,7 @@ class Job:
     base: Experiment
     macs: float
     folder: Path
+    twin: bool = False
     plugins: tuple[Path, ...] = ()
 
     @property
@@ -90,11 +93,18 @@ def _done(job: Job) -> Outcome:
         path = job.folder / "row.json"
         if not path.exists():
             write_json(path, _measured(job, experiment, result))
+        if job.twin and _chooses_filters(job.run):
+            train_twin(job.run)
         return read_outcome(job)
     except FileError:
         raise
     except CofireError as error:  # the method cannot do it, or training diverged: the others go on
         return Outcome(refused=str(error))
+
+
+def _chooses_filters(run: Path) -> bool:
+    model = load(run)
+    return isinstance(model, GatedModel) and {site.kind for site in model.gates.sites.values()} == {"filters"}
 
 
 def read_outcome(job: Job) -> Outcome:

@@ -16,7 +16,19 @@ from cofire.experiments.recipes import Experiment, as_table
 from cofire.text import Grid, percent, rendered
 
 NAMES = ("method", "sort")
-NUMBERS = ("top-1 %", "drop", "MACs %", "+ heads %", "off budget", "twin, top-1 %", "bits", "ms", "of dense", "seeds")
+NUMBERS = (
+    "top-1 %",
+    "drop",
+    "MACs %",
+    "+ heads %",
+    "off budget",
+    "twin, top-1 %",
+    "twin, trained",
+    "bits",
+    "ms",
+    "of dense",
+    "seeds",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +58,13 @@ class Row:
         return next((outcome.refused for outcome in self.outcomes.values() if outcome.refused is not None), None)
 
     def values(self, name: str) -> list[float]:
-        """One for each seed that has it: ``top1``, ``executed``, ``heads`` (MACs with heads), ``bits``, ``twin``."""
+        """One for each seed that has it.
+
+        ``top1``; ``executed`` and ``heads``, the share of the MACs without and with heads; ``bits``; and the top-1 of the
+        ``twin``, of the ``trained twin``, and of the model ``calibrated`` to the budget.
+        """
+        if name == "trained twin":
+            return [result["twin"]["top1"] for result in self.results if "twin" in result]
         if name in ("twin", "calibrated"):
             rows = [outcome.row or {} for outcome in self.outcomes.values()]
             return [row[name]["top1"] for row in rows if "top1" in (row.get(name) or {})]
@@ -89,7 +107,7 @@ class Network:
         """The table; rows of methods by falling accuracy."""
         top1 = self.dense["test"]["top1"]
         time = (self.timing or {"ms": {}})["ms"].get("dense")
-        first = ["dense", "", f"{100 * top1:.2f}", "", "100.0", "", "", "", "", _ms(time), "1.000" if time else "", ""]
+        first = ["dense", "", f"{100 * top1:.2f}", "", "100.0", *[""] * 5, _ms(time), "1.000" if time else "", ""]
         ranked = sorted(self.rows, key=lambda row: -mean(row.values("top1") or [-1.0]))
         return Grid(title=self.title, names=NAMES, numbers=NUMBERS, rows=[first, [], *map(self._cells, ranked)])
 
@@ -108,7 +126,8 @@ class Network:
             _shown(row.values("executed"), 1),
             _shown(row.values("heads"), 1) if dynamic else "",
             f"{off:+.1f}" if abs(off) > 100 * POINT else "met",
-            _shown(row.values("twin"), 2) if dynamic else "",
+            _shown(row.values("twin"), 2),
+            _shown(row.values("trained twin"), 2),
             "".join(f"{mean(bits):.3f}" for bits in [row.values("bits")] if bits) if dynamic else "",
             _ms(row.time),
             "" if ratio is None else f"{ratio:.3f}",

@@ -60,7 +60,7 @@ class Row:
     def values(self, name: str) -> list[float]:
         """One for each seed that has it.
 
-        ``top1``; ``executed`` and ``heads``, the share of the MACs without and with heads; ``bits``; and the top-1 of the
+        ``top1``; ``executed`` and ``heads``, the share of the MACs without and with heads; ``bits``; and top-1 of the
         ``twin``, of the ``trained twin``, and of the model ``calibrated`` to the budget.
         """
         if name == "trained twin":

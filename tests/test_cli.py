@@ -34,8 +34,8 @@ epochs = 1
 lr = 0.05
 """
 COMMANDS = [
-    *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift", "analyze"),
-    *("report", "reproduce", "zoo", "info", "data", "demo"),
+    *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift", "speedup", "analyze"),
+    *("report", "reproduce", "zoo", "info", "data", "demo", "serve", "doctor", "completion"),
 ]
 GROUPS = ["results"]
 # Ctrl-C must reach it also where the tests run in the background of a shell, which lets its children ignore it.
@@ -193,6 +193,8 @@ def test_a_run_compiles_to_a_program_that_classifies_pictures_as_the_model_does(
         assert answer["classes"] == expected.topk(3).indices.tolist()
         assert answer["probabilities"] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
         assert answer["macs"] > 0
+    cofire.json("compile", run, "-o", path, "--observe", 20)
+    assert json.loads((tmp_path / "a.cofire.observed.json").read_text())["n"] == 20
     shown = cofire.json("info", path)
     assert shown["ops"][0]["name"] == "normalise"
     assert set(shown["groups"]) == set(model.gates)

@@ -85,6 +85,13 @@ def test_the_twelve_lines_of_the_readme_meet_their_budget(tmp_path: Path, monkey
     assert len([line for line in first.code.splitlines() if line]) == 12
 
 
+def test_a_method_of_ones_own_takes_less_than_40_lines() -> None:
+    text = (ROOT / "docs" / "extend.md").read_text()
+    lengths = [len(block.code.splitlines()) for block in blocks(text) if "@register_" in block.code]
+    assert len(lengths) == 3  # a gate per group, a whole method, a criterion
+    assert max(lengths) < 40
+
+
 @pytest.mark.parametrize("path", PAGES, ids=page_ids)
 def test_the_python_blocks_of_a_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

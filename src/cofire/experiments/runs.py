@@ -32,8 +32,10 @@ from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.pruning import prune
-from cofire.runtime.engine import Engine, normalised
+from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
+from cofire.runtime.observed import Observed, observe, write_observed
+from cofire.runtime.program import normalised
 from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
@@ -324,6 +326,15 @@ def compile_run(run: str | Path) -> Engine:
     """A model folder as an engine that takes pixels in [0, 1]: the normalisation on its card is the first op."""
     card = run_card(run)
     return Engine(normalised(lower(load(run), card.input_shape), card.mean, card.std))
+
+
+def observe_run(run: str | Path, engine: Engine, program: Path, count: int) -> Observed:
+    """Put beside a run's program what it does on ``count`` images of the run's training set."""
+    images = read_sets(read_run(run)).train
+    pixels_NCHW = images.pixels(torch.arange(min(count, len(images))))
+    observed = observe(engine, (pixels_NCHW.float() / 255).numpy())
+    write_observed(observed, program)
+    return observed
 
 
 def run_card(run: str | Path) -> Card:

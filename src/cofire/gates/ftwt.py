@@ -14,7 +14,7 @@ from cofire.errors import ConfigError, TrainingError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
 from cofire.gates.fixed import check_kept, constant_head, mask_row
-from cofire.gates.heads import Head
+from cofire.gates.heads import PoolingHead
 from cofire.gates.losses import mask_bce
 from cofire.gates.pooling import peak
 from cofire.gates.targets import activity, largest, mass_levels, nested, top_target
@@ -34,7 +34,7 @@ class FTWT(GateConfig):
             ``cofire.signatures``.
         fixed: group -> the filters that run for every image, by their index; such a group has no head.
         why: group -> what was decided on it, in words; ``print(gated.units)`` shows them.
-        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.Head``.
+        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.PoolingHead``.
         select: which filters run: those with a logit above the threshold, or as many of the ``top`` logits as the
             signature says, so that every image costs the same.
         saliency: what makes a filter strong in a target: its ``max`` response, the ``l2`` norm of its map, or its
@@ -105,7 +105,7 @@ class FTWTGate(nn.Module):
         self.k = None if self.fixed else _kept(site, config)
         if self.fixed:
             return
-        self.head = Head(
+        self.head = PoolingHead(
             site.units[0].in_channels,
             site.filters,
             pool=config.pool,
@@ -260,7 +260,7 @@ class FTWTMethod(AbstractMethod):
         return dataclasses.replace(self.config, signature=signature, fixed=dict(fixed), why=dict(why), always=True)
 
     def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
-        before: Head = other[site.name].head
+        before: PoolingHead = other[site.name].head
         self[site.name].head.load_state_dict(before.narrowed(filters_O, inputs_I))
 
     # The engine runs it

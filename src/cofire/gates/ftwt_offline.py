@@ -26,7 +26,7 @@ from cofire.gates.base import Decision
 from cofire.gates.fixed import Fixed, mask_row
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate
-from cofire.gates.heads import Head
+from cofire.gates.heads import PoolingHead
 from cofire.gates.lockstep import chunks, refit
 from cofire.gates.targets import largest
 from cofire.graph.cost import cost
@@ -206,7 +206,7 @@ def _look(probe: GatedModel, batches: Sequence[Tensor]) -> dict[str, _Seen]:
 @contextmanager
 def _watched_inputs(probe: GatedModel, features: Mapping[str, list[Tensor]]) -> Iterator[None]:
     """Inside the block what heads would see of each group's input is kept."""
-    pooled = Head(1, 1, pool="both", softmax=False, bias=False).pooled
+    pooled = PoolingHead(1, 1, pool="both", softmax=False, bias=False).pooled
 
     def keep(name: str, conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         features[name].append(pooled(inputs[0].detach()))
@@ -299,7 +299,7 @@ def _lost(worth_O: Tensor) -> Tensor:
 def _logits(seen: _Seen) -> Tensor:
     """What a head would say of each image, (N, O)."""
     inputs, filters = seen.features_NF.shape[1] // 2, seen.saliency_NO.shape[1]
-    head = Head(inputs, filters, pool="both", softmax=False, bias=True, standardise=True)
+    head = PoolingHead(inputs, filters, pool="both", softmax=False, bias=True, standardise=True)
     return _fit(head, seen.features_NF, _relative(seen.saliency_NO))
 
 
@@ -322,7 +322,7 @@ def _relative(saliency_NO: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _fit(head: Head, features_NF: Tensor, target_NO: Tensor) -> Tensor:
+def _fit(head: PoolingHead, features_NF: Tensor, target_NO: Tensor) -> Tensor:
     """The head's statistics and linear map by ridge regression, in closed form, in place.
 
     Returns:

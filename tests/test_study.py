@@ -63,7 +63,7 @@ def brief_study(gated_study: Study) -> Study:
 
 
 def call(*words: Any) -> Any:
-    """FinishedRun the command line; errors a user can fix are raised."""
+    """Run the command line; errors a user can fix are raised."""
     done = CliRunner().invoke(app, [str(word) for word in words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cofire.errors import ConfigError, TrainingError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
-from cofire.gates.fixed import check_kept, mask_row
+from cofire.gates.fixed import check_kept, constant_head, mask_row
 from cofire.gates.heads import PoolingHead
 from cofire.gates.losses import mask_bce
 from cofire.gates.pooling import peak
@@ -138,8 +138,7 @@ class FTWTMethod(AbstractMethod):
         if config.select == "top":
             self.threshold = None
         check_kept(config.fixed, self.sites, "FTWT.fixed")
-        self._colours = graph.input_shape[0]
-        self._glance = nn.AdaptiveAvgPool2d(1)
+        self._colours, self._glance = graph.input_shape[0], nn.AdaptiveAvgPool2d(1)
         self.hold({name: FTWTGate(site, config) for name, site in self.sites.items()})
         self._forget()
 
@@ -268,16 +267,11 @@ class FTWTMethod(AbstractMethod):
 
     def lower(self, site: Site) -> LinearHead:
         if self[site.name].fixed:
-            return self._constant(mask_row(self.config.fixed, site)[0])
+            return constant_head(mask_row(self.config.fixed, site)[0], self._colours, self._glance)
         head = self[site.name].head
         weight, bias = head.folded()
         top = self._top(site) if self.config.select == "top" else None
         return LinearHead(weight=weight, bias=bias, pool=head.pool, softmax=head.softmax, top=top)
-
-    def _constant(self, row_O: Tensor) -> LinearHead:
-        """The same filters for every image: of the image's mean colour, nothing."""
-        nothing_OC = torch.zeros(len(row_O), self._colours)
-        return LinearHead(weight=nothing_OC, bias=row_O, pool="avg", top=int(row_O.sum()), source=self._glance)
 
 
 def _kept(site: Site, config: FTWT) -> int | None:

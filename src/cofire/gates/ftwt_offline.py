@@ -80,15 +80,21 @@ def static_twin(model: nn.Module, gated: GatedModel, loader: AnyLoader, *, image
         loader: the images that the filters' rates are counted on.
     """
     batches = first_images(loader, images)
-    chosen: dict[str, tuple[int, ...]] = {}
-    for name, rate_O in keep_rates(gated, batches).items():
-        most_often_first = rate_O.argsort(descending=True, stable=True).tolist()
-        chosen[name] = tuple(sorted(most_often_first[: max(1, round(float(rate_O.sum())))]))
+    chosen = most_often_on(gated, batches)
     config, shape = Fixed(kept=chosen, always=True), gated.graph.input_shape
     twin = gate(model, config, filter_fn=lambda unit: unit.group in chosen, input_shape=shape).eval()
     rows = {name: mask_row(chosen, site) for name, site in twin.gates.sites.items()}
     refit(twin.graph, copy.deepcopy(model).eval(), batches, lambda site, _: rows[site.name], "fitting the twin")
     return twin
+
+
+def most_often_on(gated: GatedModel, batches: Sequence[Tensor]) -> dict[str, tuple[int, ...]]:
+    """Group -> as many filters as run in the mean over images, those that run most often, by their index."""
+    chosen: dict[str, tuple[int, ...]] = {}
+    for name, rate_O in keep_rates(gated, batches).items():
+        most_often_first = rate_O.argsort(descending=True, stable=True).tolist()
+        chosen[name] = tuple(sorted(most_often_first[: max(1, round(float(rate_O.sum())))]))
+    return chosen
 
 
 def keep_rates(gated: GatedModel, batches: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ The files, in the data's way; each imports only from files above it:
         processes.py     the processes of a run
         averaging.py     a moving average of weights
         callbacks.py     what may be done to a run from outside
-        layout.py        weights laid out for fast steps
+        memory_format.py  weights laid out for fast steps
         setup.py         what learns, and its seeds
         loop.py          fit()
     pruning/

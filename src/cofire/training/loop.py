@@ -38,8 +38,8 @@ from cofire.training import tracking
 from cofire.training.averaging import Average
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.checkpoints import CheckpointFolder, capture, restore
-from cofire.training.layout import channels_last, to_channels_last
 from cofire.training.log import RunLog
+from cofire.training.memory_format import channels_last, to_channels_last
 from cofire.training.processes import together
 from cofire.training.recipe import Recipe
 from cofire.training.setup import described, length, only_learning, parameter_groups, seed

@@ -566,22 +566,6 @@ def test_a_unit_whose_head_costs_as_much_as_the_unit_is_left_open(pixels: int, g
 # What cannot be gated is said in words
 
 
-def test_a_branch_on_values_is_a_trace_error_that_names_the_module_and_the_ways_out() -> None:
-    class Picky(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = conv(8, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) if x.sum() > 0 else x
-
-    net = Net(lambda m, x: m.logits(m.body(F.relu(m.one(x)))), one=conv(3, 8), body=nn.Sequential(Picky()), fc=fc(8))
-    with pytest.raises(TraceError, match=r"module 'body\.0' \(Picky\)") as raised:
-        gated_net(net)
-    assert "torch.fx.wrap" in str(raised.value)
-    assert "model.features = cofire.gate(model.features, config)" in str(raised.value)
-
-
 def test_the_part_that_can_be_traced_can_be_gated_alone() -> None:
     class Whole(nn.Module):
         def __init__(self) -> None:

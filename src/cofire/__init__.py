@@ -32,6 +32,7 @@ The files, in the data's way; each imports only from files above it:
         packages.py      networks of timm and torchvision
     graph/
         units.py         what can be switched off, and where gates may sit
+        following.py     torch.fx as far as it goes; the rest as it is
         tracing.py       nn.Module -> flat list of calls
         ops.py           what one call is
         walk.py          calls -> ops, by running them once

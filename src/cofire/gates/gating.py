@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from cofire.backbones import Backbone
-from cofire.errors import ConfigError, DataError, TrainingError, unknown
+from cofire.errors import ConfigError, DataError, NoUnitError, TraceError, TrainingError, unknown
 from cofire.files.atomic import write_model
 from cofire.files.strict import unstructure
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, method_of
@@ -40,6 +40,7 @@ class GatedModel(nn.Module):
             raise ConfigError("the model has a submodule named 'gates', which is where cofire keeps its own; rename it")
         self.graph = graph
         self.code, self._run = _compiled(_with_gates(graph))
+        self._run_training = _training_forward(graph, method) if graph.training is not None else self._run
         # The same modules and tensors under the same names, whatever the names are. The backbone itself stays out
         # of the module tree: the generated forward looks its calls up there, and deepcopy and pickle rebuild a
         # gated model from it, because generated code does neither.
@@ -51,18 +52,19 @@ class GatedModel(nn.Module):
         self._modules["gates"] = method
         self.switchboard = Switchboard(method)
         self._images: Tensor | None = None
-        self._logits_BK: Tensor | None = None
+        self._logits_BK: Any = None
         self.training = backbone.training
         method.train(backbone.training)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits for a batch of images (B, C, H, W)."""
+    def forward(self, x_BCHW: Tensor) -> Any:
+        """What the backbone returns for a batch of images (B, C, H, W): logits, or whatever it makes."""
         channels = self.graph.input_shape[0]
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != channels:
             raise DataError(f"images must have shape (B, {channels}, H, W), got {tuple(x_BCHW.shape)}")
         self.backbone.training = self.training
         self.switchboard.begin(x_BCHW)
-        logits_BK: Tensor = self._run(self.backbone, x_BCHW, self.switchboard)
+        run = self._run_training if self.training else self._run
+        logits_BK = run(self.backbone, x_BCHW, self.switchboard)
         self._images, self._logits_BK = (x_BCHW, logits_BK) if self.gates.training else (None, None)
         return logits_BK
 
@@ -343,6 +345,26 @@ def _with_gates(graph: Graph) -> fx.Graph:
         masked_of[site.out] = masked
         out.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
     return calls
+
+
+def _training_forward(graph: Graph, method: AbstractMethod) -> Callable[..., Any]:
+    """The forward in training mode, with gates at the same sites; where that cannot be, it raises when it is called."""
+    selected = {unit.name for unit in graph.units if unit.gated}
+    try:
+        found = method.place(graph.in_training(), method.config, lambda unit: unit.name in selected)
+        if [site.name for site in found.sites] != [site.name for site in graph.sites]:
+            raise TraceError("the gated units are not the same in training and in eval mode")
+    except (TraceError, NoUnitError) as error:
+        refusal = TraceError(
+            f"the model's forward is another in training mode, and cannot be trained with its gates: {error}\n"
+            "It can be used in eval mode; or take the branch on self.training out of its forward."
+        )
+
+        def refused(*_: Any) -> Any:
+            raise refusal
+
+        return refused
+    return _compiled(_with_gates(found))[1]
 
 
 def _compiled(calls: fx.Graph) -> tuple[str, Callable[..., Any]]:

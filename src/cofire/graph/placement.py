@@ -15,7 +15,7 @@ from torch import nn
 
 from cofire.errors import NoUnitError
 from cofire.graph.graph import Graph
-from cofire.graph.ops import Op
+from cofire.graph.ops import Conv, Op
 from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
 
 At = Literal["end", "norm"]
@@ -43,7 +43,7 @@ def place(
     Raises:
         NoUnitError: no unit is left to gate.
     """
-    units = [_unit(graph, op, placement) for op in graph.ops if op.kind == "conv"]
+    units = _all_units(graph, placement)
     units = _one_per_output(units)
     units = _share_masks(graph, units, placement)
     units = _drop_costly_heads(units, placement, head)
@@ -85,9 +85,11 @@ def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
     Raises:
         NoUnitError: the model has no residual branch.
     """
-    units = {op.name: _unit(graph, op, Placement(linear=True)) for op in graph.ops if op.kind == "conv"}
+    found = _all_units(graph, Placement(linear=True))
+    units = {unit.conv if graph[unit.conv].kind == "conv" else unit.name: unit for unit in found}
     for op, unit in units.items():
-        units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
+        if op == unit.conv:
+            units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
     branches = [branch for op in graph.ops if op.kind == "add" and (branch := _branch(graph, op)) is not None]
     owners: dict[str, str] = {}
     for branch in branches:
@@ -161,6 +163,35 @@ def _nothing(units: list[Unit]) -> str:
 
 def _open(unit: Unit, reason: str) -> Unit:
     return unit if not unit.gated else dataclasses.replace(unit, gated=False, reason=reason, group=unit.name)
+
+
+def _all_units(graph: Graph, placement: Placement) -> list[Unit]:
+    """A unit for every conv, also for those inside modules that are one opaque call."""
+    found = []
+    for op in graph.ops:
+        if op.kind == "conv":
+            found.append(_unit(graph, op, placement))
+        found.extend(_hidden_unit(op, conv) for conv in op.inside if conv.kernel_size)
+    return found
+
+
+def _hidden_unit(op: Op, conv: Conv) -> Unit:
+    return Unit(
+        name=conv.module,
+        conv=op.name,
+        out=op.name,
+        in_channels=conv.in_channels,
+        out_channels=conv.out_channels,
+        groups=conv.groups,
+        kernel_size=conv.kernel_size,
+        out_size=(),
+        macs=conv.macs,
+        nonnegative=False,
+        role="plain",
+        group=conv.module,
+        gated=False,
+        reason=f"inside {op.what}, which torch.fx cannot follow and which is run as it is: {op.reason}",
+    )
 
 
 def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:

@@ -84,6 +84,7 @@ The files, in the data's way; each imports only from files above it:
         callbacks.py     what may be done to a run from outside
         layout.py        weights laid out for fast steps
         setup.py         what learns, and its seeds
+        task.py          output and target -> loss
         loop.py          fit()
     pruning/
         channels.py      channels that leave together, and the MACs that remain

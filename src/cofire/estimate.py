@@ -240,7 +240,7 @@ class _Timer:
     """Milliseconds of a model in the native engine: predicted for any estimate, measured for a config."""
 
     def __init__(self, model: nn.Module, config: GateConfig, loader: AnyLoader) -> None:
-        images, _ = next(iter(feed(loader, "compiling")))
+        images, _ = next(iter(feed(loader, "compiling", labels=False)))
         self.images = images[:_TIMED].float().cpu()
         self.model = model
         self.engine = compile(self._gated(config))
@@ -282,7 +282,7 @@ def _one_pass(
 ) -> Estimate:
     totals: _Totals | None = None
     with ExitStack() as stack:
-        for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}"):
+        for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}", labels=False):
             shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
             if totals is None:
                 totals = _Totals(gate(model, config, input_shape=shape), ratios)

@@ -197,8 +197,8 @@ def _hidden_unit(op: Op, conv: Conv) -> Unit:
 def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
     shape = conv.conv
     assert shape is not None
-    out, activated = _unit_end(graph, conv)
-    role, out, reason = _role(graph, conv, out, activated, placement)
+    end, activated = _unit_end(graph, conv)
+    role, out, reason = _role(graph, conv, end, activated, placement)
     first_call = next(op for op in graph.ops if op.conv and op.conv.module == shape.module)
     if not isinstance(graph.modules.get(shape.module), nn.Conv2d):
         reason = f"{conv.what} is not an nn.Conv2d module"
@@ -208,6 +208,8 @@ def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
         reason = "the classifier: its filters are the classes"
     elif max(conv.shape[1:]) == 1:
         reason = "works on a 1x1 map (squeeze-and-excite or the like)"
+    elif not reason and (norm := _mixing_norm(graph, conv, end)) is not None:
+        reason = f"{norm.what} mixes its channels: a filter that is off would still be needed for the others"
     calls = "" if conv is first_call else f" (call {conv.name})"
     return Unit(
         name=shape.module + calls,
@@ -241,6 +243,16 @@ def _unit_end(graph: Graph, conv: Op) -> tuple[Op, bool]:
         elif side or reader.kind != "pass" or reader.shape != conv.shape:
             return end, False
         op = reader
+
+
+def _mixing_norm(graph: Graph, conv: Op, end: Op) -> Op | None:
+    """The norm between a conv and its unit's end that needs all filters for each, if there is one."""
+    op: Op | None = conv
+    while op is not None and op is not end:
+        op, _ = _reader(graph, op)
+        if op is not None and op.mixes:
+            return op
+    return None
 
 
 def _behind_norm(graph: Graph, unit: Unit) -> Op:

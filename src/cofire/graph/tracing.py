@@ -27,6 +27,13 @@ def is_norm(module: nn.Module) -> bool:
     return {"running_mean", "running_var"} <= {name for name, _ in tensors}
 
 
+def norm_mixes(module: nn.Module) -> bool:
+    """True for a norm whose result for one channel depends on others: layer, group and local response norms."""
+    if isinstance(module, nn.GroupNorm):
+        return module.num_groups < module.num_channels
+    return isinstance(module, (nn.LayerNorm, nn.LocalResponseNorm))
+
+
 def norm_activates(module: nn.Module) -> bool:
     """True for a norm that holds an activation of its own, as timm's BatchNormAct2d does."""
     neutral = (nn.Identity, nn.Dropout)

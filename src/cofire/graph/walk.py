@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from cofire.graph.ops import DEAD, LIVE, Conv, Kind, Op
-from cofire.graph.tracing import is_elementwise, is_norm, norm_activates
+from cofire.graph.tracing import is_elementwise, is_norm, norm_activates, norm_mixes
 
 _MOVES: set[Any] = {
     *(torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.cat, torch.concat, torch.stack),
@@ -128,7 +128,10 @@ class Walk(fx.Interpreter):
         activates = activates or (isinstance(callee, nn.Module) and norm_activates(callee))
         conv = self._conv(n, callee, operands[0], result) if kind in ("conv", "linear") else None
         nonnegative = kind in ("activation", "lift") and bool((self._call(n, {0: _probe(operands[0])}) >= 0).all())
-        self.ops.append(Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates, nonnegative))
+        mixes = kind == "norm" and norm_mixes(callee)
+        self.ops.append(
+            Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates, nonnegative, mixes)
+        )
 
     def _callee(self, n: fx.Node) -> Any:
         return self.root.get_submodule(str(n.target)) if n.op == "call_module" else n.target

@@ -111,15 +111,25 @@ def test_a_gated_network_learns_another_task_with_the_callers_loss_and_metric(na
 
 
 def test_a_killed_run_with_a_loss_of_ones_own_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    def trained(out: Path, stop: int | None) -> nn.Module:
+    class Killed(Exception):
+        """In the second epoch."""
+
+    def trained(out: Path, calls: int) -> nn.Module:
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            nonlocal calls
+            calls -= 1
+            if calls < 0:
+                raise Killed
+            return segmentation_loss(output, target)
+
         model = patterns.build("unet")
-        train = [segmentation(4, seed) for seed in range(2)]
-        fit(model, train, Recipe(epochs=2, lr=0.05, stop_after=stop), loss=segmentation_loss, out=out)
+        fit(model, [segmentation(4, seed) for seed in range(2)], Recipe(epochs=2, lr=0.05), loss=loss, out=out)
         return model
 
-    whole = trained(tmp_path / "whole", None)
-    trained(tmp_path / "killed", 1)
-    resumed = trained(tmp_path / "killed", None)
+    whole = trained(tmp_path / "whole", 100)
+    with pytest.raises(Killed):
+        trained(tmp_path / "killed", 3)
+    resumed = trained(tmp_path / "killed", 100)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
 
 

@@ -39,6 +39,7 @@ The files, in the data's way; each imports only from files above it:
         graph.py         calls and ops -> Graph
         live.py          which channels can be non-zero at each op
         masks.py         what a mask switches off: filters, pixels, blocks
+        hidden.py        convs inside what could not be followed
         placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/
@@ -49,6 +50,7 @@ The files, in the data's way; each imports only from files above it:
         base.py          what a method is; the registry of methods
         per_group.py     a method as one gate per group
         switchboard.py   what a gated forward calls at each site
+        forward.py       calls and sites -> the gated forward
         gating.py        gate(model, config) -> GatedModel
         ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
@@ -118,6 +120,7 @@ The files, in the data's way; each imports only from files above it:
         reproduce.py     the paper's tables with ours beside them
         demo.py          the whole method on digits
     export.py            model -> ONNX
+    exporting.py         its command line
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
         routes.py        clusters, core and silent filters, agreement, redundancy
@@ -159,6 +162,9 @@ The files, in the data's way; each imports only from files above it:
     results.py           result files of runs, and the tables in documents
     cli.py               the command line
 """
+
+import importlib as _importlib
+from typing import Any as _Any
 
 from cofire import analysis, data, signatures, zoo
 from cofire.backbones import (
@@ -205,6 +211,14 @@ from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
 
 __version__ = _version()
+
+
+def __getattr__(name: str) -> _Any:
+    """``cofire.export``, imported when it is first used."""
+    if name == "export":
+        return _importlib.import_module("cofire.export")
+    raise AttributeError(f"module 'cofire' has no attribute {name!r}")
+
 
 __all__ = [
     "FBS",

@@ -15,7 +15,8 @@ from torch import nn
 
 from cofire.errors import NoUnitError
 from cofire.graph.graph import Graph
-from cofire.graph.ops import Conv, Op
+from cofire.graph.hidden import hidden_unit
+from cofire.graph.ops import Op
 from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
 
 At = Literal["end", "norm"]
@@ -171,27 +172,8 @@ def _all_units(graph: Graph, placement: Placement) -> list[Unit]:
     for op in graph.ops:
         if op.kind == "conv":
             found.append(_unit(graph, op, placement))
-        found.extend(_hidden_unit(op, conv) for conv in op.inside if conv.kernel_size)
+        found.extend(hidden_unit(op, conv) for conv in op.inside if conv.kernel_size)
     return found
-
-
-def _hidden_unit(op: Op, conv: Conv) -> Unit:
-    return Unit(
-        name=conv.module,
-        conv=op.name,
-        out=op.name,
-        in_channels=conv.in_channels,
-        out_channels=conv.out_channels,
-        groups=conv.groups,
-        kernel_size=conv.kernel_size,
-        out_size=(),
-        macs=conv.macs,
-        nonnegative=False,
-        role="plain",
-        group=conv.module,
-        gated=False,
-        reason=f"inside {op.what}, which torch.fx cannot follow and which is run as it is: {op.reason}",
-    )
 
 
 def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:

@@ -63,6 +63,14 @@ class Paired(Picky):
         return (self.conv(left), right) if left.sum() > 0 else (self.conv(-left), right)
 
 
+class Filling(Picky):
+    """Writes on the list it is given."""
+
+    def forward(self, parts: list[Tensor]) -> list[Tensor]:
+        parts[0] = self.conv(parts[0] if parts[0].sum() > 0 else -parts[0])
+        return parts
+
+
 class Named(Picky):
     """Takes and gives dicts."""
 
@@ -86,6 +94,7 @@ OPAQUE = {
     "state": around(Remembering()),
     "the batch": around(PerSample()),
     "tuples": around(Paired(), lambda m, x: m.body((x, x))[0]),
+    "a list that is written on": around(Filling(), lambda m, x: m.body([x, x])[0]),
     "dicts": around(Named(), lambda m, x: m.body({"x": x})["out"]),
     "deep inside": around(nn.Sequential(nn.Sequential(Picky()), nn.ReLU())),
 }
@@ -276,3 +285,14 @@ def test_a_training_forward_that_cannot_be_followed_is_refused_when_it_is_called
 def test_the_same_calls_in_both_modes_are_traced_to_one_forward() -> None:
     net = around(nn.Dropout(0.5), lambda m, x: F.dropout(m.body(x), 0.5, m.training))
     assert trace(net, SHAPE).training is None
+
+
+def test_a_forward_that_takes_more_arguments_is_called_with_images_alone() -> None:
+    class Open(WithAuxiliary):
+        def forward(self, x: Tensor, *args: Any, scale: float = 1.0, **options: Any) -> Any:
+            y = scale * self.fc(F.relu(self.two(F.relu(self.one(x)))).mean((2, 3)))
+            return (y, args) if args or options else y
+
+    net, x = Open(), images()
+    gated = gated_net(net)
+    assert torch.equal(run(gated, x, "open"), net(x))

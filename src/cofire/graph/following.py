@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import operator
 import traceback
 from collections.abc import Callable, Iterator
@@ -95,6 +96,19 @@ class Follower(fx.Tracer):
 
     # What torch.fx asks
 
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """A forward that takes ``*args`` or ``**kwargs`` after its images is called without any."""
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        if any(parameter.kind in variable for parameter in inspect.signature(root_fn).parameters.values()):
+
+            def images_only(self: nn.Module, x: Any) -> Any:
+                return root_fn(self, x)
+
+            return super().create_args_for_root(images_only, is_module)
+        return super().create_args_for_root(root_fn, is_module, concrete_args)
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
 
@@ -171,7 +185,7 @@ class Follower(fx.Tracer):
         if node.op == "get_attr":
             found = operator.attrgetter(str(node.target))(self.model)
             return found.clone() if isinstance(found, Tensor) else found
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: self.values[source][n])
+        args, kwargs = thawed(fx.node.map_arg((node.args, node.kwargs), lambda source: self.values[source][n]))
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if node.op == "call_function":
@@ -241,6 +255,15 @@ def _item(proxy: fx.Proxy, key: Any) -> fx.Proxy:
     return found
 
 
+def thawed(value: Any) -> Any:
+    """Arguments as a module gets them from Python: torch.fx keeps lists and dicts that nobody can write on."""
+    if isinstance(value, dict):
+        return {key: thawed(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [thawed(part) for part in value]
+    return tuple(thawed(part) for part in value) if type(value) is tuple else value
+
+
 def _is_tensors(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_tensors, value.values()))
@@ -254,4 +277,6 @@ def _unpacked(proxy: fx.Proxy, value: Any) -> Any:
     if not isinstance(value, (tuple, list)):
         return proxy
     parts = [_unpacked(_item(proxy, i), part) for i, part in enumerate(value)]
-    return type(value)(parts) if type(value) in (tuple, list) else type(value)(*parts)  # the latter: a named tuple
+    if isinstance(value, list):
+        return parts
+    return tuple(parts) if type(value) is tuple else type(value)(*parts)  # the latter: a named tuple

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from cofire.graph.following import thawed
 from cofire.graph.ops import DEAD, LIVE, Conv, Kind, Op
 from cofire.graph.tracing import is_elementwise, is_norm, norm_activates, norm_mixes
 
@@ -89,6 +90,10 @@ class Walk(fx.Interpreter):
             if operand is result and n in self.ids:  # in place: who reads the operand later reads the result
                 self.ids[source] = self.ids[n]
         return result
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return (thawed(args), thawed(kwargs)) if "opaque" in n.meta else (args, kwargs)
 
     def _record(self, n: fx.Node, sources: list[fx.Node], operands: list[Any], result: Any) -> None:
         if n.op == "output":

@@ -7,7 +7,6 @@ import logging
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import patterns
 import pytest
@@ -24,7 +23,6 @@ from cofire import FTWT, L1, ConfigError, FileError, TraceError, create_backbone
 from cofire.cli import app
 from cofire.data.decoding import middle
 from cofire.files.card import Card
-from cofire.progress import progress
 
 NEEDS_ZOO = pytest.mark.skipif(bool(zoo.why_not), reason=zoo.why_not)
 
@@ -162,24 +160,6 @@ def test_bench_takes_a_dense_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for key, tensor in plain.state_dict().items():
         assert torch.equal(plan.gated.state_dict()[key], tensor)
     assert plan.asked == (0.6,)
-
-
-def test_without_a_terminal_progress_is_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bar: Any
-    with progress("training") as bar:
-        bar.every = 0.0
-        task = bar.add_task("training", total=4)
-        bar.advance(task)
-        bar.update(task, completed=3, description="epoch 1/2")
-    assert capsys.readouterr().err == "training: 1 of 4\nepoch 1/2: 3 of 4\n"
-    with progress("") as bar:
-        bar.advance(bar.add_task("", total=1))
-    monkeypatch.setenv("RANK", "1")
-    with progress("training") as bar:
-        bar.advance(bar.add_task("training", total=1))
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("size", [(14, 14), (40, 28), (15, 60)])

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from cofire.backbones import Backbone
 from cofire.errors import ConfigError, DataError, TrainingError, unknown
-from cofire.files.atomic import write_model
 from cofire.files.strict import unstructure
+from cofire.files.tensors import write_model
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, method_of
 from cofire.gates.forward import forward_of, say_what_to_fuse, training_forward
 from cofire.gates.switchboard import Forced, Observer, Switchboard

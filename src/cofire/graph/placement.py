@@ -7,19 +7,19 @@ other kinds of masks.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from torch import nn
 
 from cofire.errors import NoUnitError
+from cofire.graph.branches import ancestors, branch_of, common_module, num_convs
 from cofire.graph.graph import Graph
 from cofire.graph.hidden import hidden_unit
 from cofire.graph.ops import Op
 from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
 
-At = Literal["end", "norm"]
+At = Literal["end", "norm", "conv"]
 
 
 Filter = Callable[[Unit], bool]
@@ -38,7 +38,8 @@ def place(
     Args:
         filter_fn: called with each unit that could be gated; False leaves it open. A group is gated only if
             all of its units are.
-        at: a unit's output is masked at its ``end``, or behind its ``norm``, before the activation.
+        at: a unit's output is masked at its ``end``, behind its ``norm``, before the activation, or right behind its
+            ``conv``.
         head: MACs of what decides for a group: a group that cannot save as many is left open.
 
     Raises:
@@ -49,8 +50,9 @@ def place(
     units = _share_masks(graph, units, placement)
     units = _drop_costly_heads(units, placement, head)
     units = _chosen(units, filter_fn)
-    if at == "norm":
-        units = [dataclasses.replace(unit, out=_behind_norm(graph, unit).name) for unit in units]
+    if at != "end":
+        outs = [_behind_norm(graph, unit).name if at == "norm" else unit.conv for unit in units]
+        units = [dataclasses.replace(unit, out=out) for unit, out in zip(units, outs, strict=True)]
     groups = Units(units).groups
     ends = {members[-1].out: name for name, members in groups.items()}
     sites = [
@@ -69,12 +71,29 @@ def place(
     return dataclasses.replace(graph, units=Units(units), sites=tuple(sites))
 
 
+def explained(graph: Graph, why: Mapping[str, str]) -> Graph:
+    """``graph`` with words on groups of units, in place of what the rules say of them."""
+    units = [dataclasses.replace(unit, reason=why.get(unit.group, unit.reason)) for unit in graph.units]
+    return dataclasses.replace(graph, units=Units(units))
+
+
 def place_pixels(
-    graph: Graph, placement: Placement, filter_fn: Filter | None, head: Callable[[list[Unit]], int]
+    graph: Graph,
+    placement: Placement,
+    filter_fn: Filter | None,
+    head: Callable[[list[Unit]], int],
+    *,
+    at: At = "end",
+    partial: Callable[[Unit], int] = lambda unit: 0,
 ) -> Graph:
-    """``graph`` with a site for each unit, where positions of its output can be left out; arguments as in `place`."""
-    placed = place(graph, dataclasses.replace(placement, depthwise="separate"), filter_fn, head=head)
-    return dataclasses.replace(placed, sites=tuple(dataclasses.replace(s, kind="pixels") for s in placed.sites))
+    """``graph`` with a site for each unit, where positions of its output can be left out; arguments as in `place`.
+
+    Args:
+        partial: `Site.partial` of a unit.
+    """
+    placed = place(graph, dataclasses.replace(placement, depthwise="separate"), filter_fn, at=at, head=head)
+    sites = [dataclasses.replace(s, kind="pixels", partial=partial(s.units[0])) for s in placed.sites]
+    return dataclasses.replace(placed, sites=tuple(sites))
 
 
 def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
@@ -91,11 +110,11 @@ def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
     for op, unit in units.items():
         if op == unit.conv:
             units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
-    branches = [branch for op in graph.ops if op.kind == "add" and (branch := _branch(graph, op)) is not None]
+    branches = [branch for op in graph.ops if op.kind == "add" and (branch := branch_of(graph, op)) is not None]
     owners: dict[str, str] = {}
     for branch in branches:
         convs = [name for name in branch.inside if graph[name].kind == "conv"]
-        group = _common_module([units[conv].name for conv in convs])
+        group = common_module([units[conv].name for conv in convs])
         group = units[convs[0]].name if not group or group in owners.values() else group
         for conv in convs:
             owners[conv] = group
@@ -118,40 +137,6 @@ def _chosen(units: list[Unit], filter_fn: Filter | None) -> list[Unit]:
     if not any(unit.gated for unit in units):
         raise NoUnitError(_nothing(units))
     return units
-
-
-@dataclasses.dataclass(frozen=True)
-class _Branch:
-    """The ops of a residual branch in execution order, what they start from, and what enters the addition."""
-
-    fork: str
-    inside: tuple[str, ...]
-    end: str
-
-
-def _branch(graph: Graph, add: Op) -> _Branch | None:
-    """The residual branch of an addition, if it can be left out: its operand with the most convs of its own."""
-    if len(add.sources) != 2 or graph[add.sources[0]].shape != graph[add.sources[1]].shape:
-        return None
-    reach = [_ancestors(graph, graph[source]) for source in add.sources]
-    own = [reach[0] - reach[1], reach[1] - reach[0]]
-    num_convs = [_num_convs(graph, names) for names in own]
-    which = 0 if num_convs[0] > num_convs[1] else 1
-    if num_convs[0] == num_convs[1]:
-        return None
-    inside = tuple(op.name for op in graph.ops if op.name in own[which])
-    forks = {source for name in inside for source in graph[name].sources} - own[which]
-    leaks = any(user.name not in own[which] and user is not add for name in inside for user in graph.users(graph[name]))
-    if len(forks) != 1 or leaks:
-        return None
-    return _Branch(forks.pop(), inside, add.sources[which])
-
-
-def _common_module(names: list[str]) -> str:
-    """The path that all names begin with."""
-    modules = [name.split(".")[:-1] for name in names]
-    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
-    return ".".join(parts[0] for parts in same)
 
 
 def _nothing(units: list[Unit]) -> str:
@@ -304,25 +289,11 @@ def _operands(graph: Graph, op: Op) -> list[Op]:
 
 def _is_residual_branch(graph: Graph, operand: Op, others: list[Op]) -> bool:
     """Of a sum's operands the residual branch is the one with more convs back to the common fork."""
-    mine = _ancestors(graph, operand)
+    mine = ancestors(graph, operand)
     return all(
-        _num_convs(graph, mine - theirs) >= _num_convs(graph, theirs - mine)
-        for theirs in (_ancestors(graph, other) for other in others)
+        num_convs(graph, mine - theirs) >= num_convs(graph, theirs - mine)
+        for theirs in (ancestors(graph, other) for other in others)
     )
-
-
-def _ancestors(graph: Graph, op: Op) -> set[str]:
-    found, todo = {op.name}, [op]
-    while todo:
-        for name in todo.pop().sources:
-            if name not in found:
-                found.add(name)
-                todo.append(graph[name])
-    return found
-
-
-def _num_convs(graph: Graph, names: Iterable[str]) -> int:
-    return sum(graph[name].kind == "conv" for name in names)
 
 
 def _is_classifier(graph: Graph, out: Op) -> bool:

@@ -133,6 +133,7 @@ The files, in the data's way; each imports only from files above it:
         paper.py         the paper's numbers
         recipes.py       a recipe file -> Experiment
         runs.py          the verbs that carry one out, and their folders
+        twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them
     export.py            model -> ONNX
     exporting.py         its command line

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from cofire.data.feeding import AnyLoader, feed, map_tensors
-from cofire.errors import DataError
+from cofire.errors import ConfigError, DataError
 from cofire.gates.base import Decision
 from cofire.gates.gating import GatedModel
 from cofire.graph.cost import COLUMNS, Column, Cost, cost
@@ -71,6 +71,8 @@ class Report:
     """Bits per filter: how much a filter's gate depends on the image, mean over filters. 0 for one mask for all
     images, 1 where each filter runs for half of them. None for a method that does not decide on filters."""
     metrics: dict[str, float] = field(default_factory=dict)
+    twin_top1: float | None = None
+    """Of the static twin on the same images, if one was given."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
@@ -94,6 +96,8 @@ class Report:
             table.add_row(f"MACs, {column}", saved)
         if self.bits is not None:
             table.add_row("bits per filter", f"{self.bits:.3f}")
+        if self.twin_top1 is not None:
+            table.add_row("static twin, top-1", percent(self.twin_top1, 2))
         for group, rate in self.keep_rate.items():
             empty = f", no filter for {self.empty[group]} samples" if self.empty[group] else ""
             right = f", mask accuracy {percent(self.mask_accuracy[group])}" if group in self.mask_accuracy else ""
@@ -115,6 +119,7 @@ def evaluate(
     dense_macs: int | None = None,
     watch: Watch | None = None,
     metric: Metric | None = None,
+    twin: nn.Module | None = None,
 ) -> Report:
     """Accuracy and cost of ``model``, gated or plain, in eval mode.
 
@@ -127,14 +132,22 @@ def evaluate(
         watch: sees the logits and labels of each batch; ``model.masks`` are those of the batch then.
         metric: what to measure in place of accuracy, for models that return anything but logits: see `Metric`. Targets
             may have any form then.
+        twin: the model's static twin (`static_twin`), whose accuracy is put beside its own; goes without a ``metric``.
     """
-    sums = _Sums(model, dense_macs, watch, metric)
+    if metric is not None and twin is not None:
+        raise ConfigError("evaluate takes a metric of your own or a twin, got both")
+    sums, twin_right = _Sums(model, dense_macs, watch, metric), 0
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for x_BCHW, target in feed(loader, text, labels=metric is None):
         if target is None:
             raise DataError("evaluate needs labelled images; for unlabelled ones use estimate")
-        sums.add(x_BCHW.to(device), map_tensors(target, lambda tensor: tensor.to(device)))
-    return sums.report()
+        x_BCHW, target = map_tensors((x_BCHW, target), lambda tensor: tensor.to(device))
+        sums.add(x_BCHW, target)
+        if twin is not None:
+            with torch.no_grad(), evaluating(twin):
+                twin_right += int((twin(x_BCHW).argmax(1) == target).sum())
+    report = sums.report()
+    return report if twin is None else dataclasses.replace(report, twin_top1=twin_right / report.n)
 
 
 def require_logits(output: Any, who: str, instead: str) -> Tensor:

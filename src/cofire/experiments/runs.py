@@ -40,6 +40,9 @@ from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
 
+TWIN = "twin"
+"""Where in a run's folder its static twin lies."""
+
 
 @dataclass(frozen=True)
 class Sets:
@@ -295,7 +298,7 @@ def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any]
 
 
 def read_result(run: str | Path) -> dict[str, Any]:
-    """What ``result.json`` of a finished run says."""
+    """What ``result.json`` of a finished run says; what its static twin did on the test set is the entry ``twin``."""
     folder = Path(run)
     if not (folder / "experiment.json").exists():
         raise FileError(
@@ -305,6 +308,8 @@ def read_result(run: str | Path) -> dict[str, Any]:
     if not (folder / "result.json").exists():
         raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
     result: dict[str, Any] = read_json(folder / "result.json")
+    if (folder / TWIN / "result.json").exists():
+        result["twin"] = read_json(folder / TWIN / "result.json")["test"]
     return result
 
 
@@ -317,12 +322,13 @@ def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:
         if not isinstance(model, GatedModel):
             raise ConfigError("threshold: this run has no gates")
         model.threshold = threshold
-    return _tested(model, experiment, sets, "evaluating")
+    twin = load(Path(run) / TWIN) if (Path(run) / TWIN / "result.json").exists() else None
+    return _tested(model, experiment, sets, "evaluating", twin)
 
 
-def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> Report:
+def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str, twin: nn.Module | None = None) -> Report:
     loader = sets.test.loader(experiment.data.eval_batch_size)
-    return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets))
+    return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets), twin=twin)
 
 
 def compile_run(run: str | Path) -> Engine:

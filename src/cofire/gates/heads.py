@@ -16,7 +16,7 @@ Pool = Literal["max", "avg", "both"]
 
 
 @final
-class Head(nn.Module):
+class PoolingHead(nn.Module):
     """Global pooling over space, a normalisation of what was pooled, a linear map (section 3.3 of the paper).
 
     Args:

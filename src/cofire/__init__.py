@@ -34,12 +34,15 @@ The files, in the data's way; each imports only from files above it:
         packages.py      networks of timm and torchvision
     graph/
         units.py         what can be switched off, and where gates may sit
+        following.py     torch.fx as far as it goes; the rest as it is
         tracing.py       nn.Module -> flat list of calls
         ops.py           what one call is
         walk.py          calls -> ops, by running them once
         graph.py         calls and ops -> Graph
         live.py          which channels can be non-zero at each op
         masks.py         what a mask switches off: filters, pixels, blocks
+        branches.py      residual branches, from fork to addition
+        hidden.py        convs inside what could not be followed
         placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/
@@ -50,6 +53,7 @@ The files, in the data's way; each imports only from files above it:
         base.py          what a method is; the registry of methods
         per_group.py     a method as one gate per group
         switchboard.py   what a gated forward calls at each site
+        forward.py       calls and sites -> the gated forward
         gating.py        gate(model, config) -> GatedModel
         fixed.py         the same filters for every image
         ftwt.py          Fire Together Wire Together
@@ -97,6 +101,7 @@ The files, in the data's way; each imports only from files above it:
         callbacks.py     what may be done to a run from outside
         memory_format.py  weights laid out for fast steps
         setup.py         what learns, and its seeds
+        task.py          output and target -> loss
         loop.py          fit()
     pruning/
         channels.py      channels that leave together, and the MACs that remain
@@ -131,6 +136,7 @@ The files, in the data's way; each imports only from files above it:
         twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them
     export.py            model -> ONNX
+    exporting.py         its command line
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
         routes.py        clusters, core and silent filters, agreement, redundancy

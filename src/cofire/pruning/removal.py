@@ -35,10 +35,11 @@ def removable(model: nn.Module, input_shape: tuple[int, int, int] | None = None,
 
     Raises:
         NoUnitError: no filter can leave.
-        TraceError: a layer computes its weight from others.
+        TraceError: a layer computes its weight from others, or runs in training mode only.
     """
     _check_weights(model)
     graph = trace(model, input_shape)
+    _check_modes(graph)
     rules = _Rules(graph, streams)
     found = rules.channels()
     generator = torch.Generator().manual_seed(0)
@@ -55,6 +56,17 @@ def removable(model: nn.Module, input_shape: tuple[int, int, int] | None = None,
     if not found.groups:
         raise NoUnitError(f"no filter can be removed from this model:\n{found.units}")
     return found
+
+
+def _check_modes(graph: Graph) -> None:
+    """What runs in training mode only would read channels that have left."""
+    in_training = graph.in_training().layers.keys() - graph.layers.keys()
+    if in_training:
+        names = ", ".join(sorted(in_training)[:3])
+        raise TraceError(
+            f"{names} run in training mode only (auxiliary heads?), so that what they read cannot be told from the "
+            "forward that is pruned: take them out first, e.g. aux_logits=False, or model.aux1 = None"
+        )
 
 
 def _check_weights(model: nn.Module) -> None:

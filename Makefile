@@ -87,8 +87,8 @@ kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data 
 serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
 	$(BIN)/python tests/served.py 10000 16
 
-browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
-	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py
+browser: .venv/browser.stamp ## the pages of report and explore in headless Chromium; screenshots in build/browser; needs Debian's chromium
+	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py tests/browser/check_explore.py
 
 browser-if-there:
 	@if command -v chromium > /dev/null; then $(MAKE) browser; \
@@ -133,9 +133,13 @@ clean: ## remove everything that make made
 	$(INSTALL) atheris
 	touch $@
 
-# What `make browser` adds: Playwright without a browser of its own.
+# What `make browser` adds: Playwright without a browser of its own, and Gradio with what it imports; with its
+# dependencies it would ask for an older Pillow.
+GRADIO := gradio gradio-client hf-gradio groovy fastapi httpx httpcore certifi orjson pandas pydub python-multipart pytz \
+    safehttpx semantic-version tomlkit websockets tzdata typing-inspection opentelemetry-api importlib-metadata zipp
 .venv/browser.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[browser]'
+	$(INSTALL) --no-deps $(GRADIO)
 	touch $@
 
 # What `make wheels` adds.

@@ -27,6 +27,7 @@ from cofire.experiments.provenance import version
 from cofire.experiments.recipes import read_experiment
 from cofire.experiments.reproduce import made_on, run_missing, tables
 from cofire.experiments.reproduce import reproduce as reproduce_table
+from cofire.explore.command import explore
 from cofire.files.atomic import write_json
 from cofire.gates.base import gate_types
 from cofire.gates.gating import GatedModel, describe_backbone
@@ -203,6 +204,7 @@ app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
 app.command(name="serve")(serve)
+app.command(name="explore")(explore)
 app.command(name="doctor")(doctor)
 app.add_typer(results_app, name="results")
 

@@ -51,8 +51,8 @@ The files, in the data's way; each imports only from files above it:
         per_group.py     a method as one gate per group
         switchboard.py   what a gated forward calls at each site
         gating.py        gate(model, config) -> GatedModel
-        ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        ftwt.py          Fire Together Wire Together
         lockstep.py      call by call on all images: norms fitted under masks
         ftwt_offline.py  fit_heads: FTWT without training the network; static_twin
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
@@ -120,6 +120,7 @@ The files, in the data's way; each imports only from files above it:
         dcp.py           what tells classes apart stays
         apply.py         prune(model, config)
         sfp.py           small weights are zeroed while the model learns
+    trim.py              what never runs leaves for good, what always runs alike loses its head
     signatures.py        filters per group: uniform, Taylor, from a file
     zoo/                 trained models that ship with cofire
     experiments/
@@ -127,8 +128,8 @@ The files, in the data's way; each imports only from files above it:
         paper.py         the paper's numbers
         recipes.py       a recipe file -> Experiment
         runs.py          the verbs that carry one out, and their folders
+        twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them
-        demo.py          the whole method on digits
     export.py            model -> ONNX
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
@@ -167,6 +168,14 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    speedup/
+        models.py        a name on the command line -> a dense model and its card
+        pictures.py      a folder or a NumPy file -> pictures as a model expects them
+        measure.py       agreement, MACs, milliseconds beside the dense network
+        distilling.py    the network follows its dense teacher, heads as they are
+        whole.py         speedup(model, images, budget) -> Speedup
+        command.py       its command line
+    demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
     explore/
@@ -244,6 +253,7 @@ __all__ = [
     "Shift",
     "Site",
     "Solution",
+    "Speedup",
     "Step",
     "Taylor",
     "TraceError",
@@ -277,8 +287,10 @@ __all__ = [
     "shift",
     "signatures",
     "solve_ratio",
+    "speedup",
     "static_twin",
     "trace",
+    "trim",
     "zoo",
 ]
 

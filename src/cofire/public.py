@@ -31,6 +31,8 @@ from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
 from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.shift import Shift, shift
+from cofire.speedup import Speedup, speedup
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
 from cofire.training.recipe import Recipe
+from cofire.trim import trim

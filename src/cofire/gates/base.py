@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
 
@@ -238,6 +238,31 @@ class Foretelling(Protocol):
         """The ratios in ascending runs within each of which a larger ratio keeps all that a smaller one does."""
 
 
+@runtime_checkable
+class Shifting(Protocol):
+    """A method whose logits can be moved, filter by filter, for good."""
+
+    sites: dict[str, Site]
+
+    def shift(self, site: Site, by_O: Tensor) -> None:
+        """Add ``by_O`` (O,) to the logits of a site from now on."""
+
+
+@runtime_checkable
+class Trimming(Protocol):
+    """A method whose heads can lose filters that never run, and groups that always decide alike."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a head can do without input channels that are always zero."""
+
+    def trimmed(self, groups: Collection[str], fixed: Mapping[str, tuple[int, ...]], why: Mapping[str, str]) -> Any:
+        """The config with these groups left, some of them fixed; ``why`` is what became of each group, in words."""
+
+    def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
+        """Take over a site's head from the method before, for the filters and inputs that stay."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinearHead:
     """How the native engine decides at a site of filters: pooled input -> linear map -> which filters run.
@@ -251,6 +276,8 @@ class LinearHead:
         scale: filters that run are multiplied with max(logit, 0), ``shift`` (O,) is added.
         source: the head reads what this module makes of the image, not the site's input. A single row of ``weight``
             decides for a branch as a whole.
+        choice: the head reads what this one chooses on the site's input, 1 or 0 for each of its rows: ``weight`` has as
+            many columns.
     """
 
     weight: Tensor
@@ -261,6 +288,7 @@ class LinearHead:
     scale: bool = False
     shift: Tensor | None = None
     source: nn.Module | None = None
+    choice: LinearHead | None = None
 
     def chosen(
         self, x_BIHW: Tensor, threshold: float, pooled: Callable[[Tensor], Tensor] = lambda x_BI: x_BI
@@ -277,7 +305,10 @@ class LinearHead:
             "abs": lambda: [flat_BIS.abs().mean(2)],
             "both": lambda: [flat_BIS.amax(2), flat_BIS.mean(2)],
         }
-        features = torch.cat([pooled(part) for part in pools[self.pool]()], 1)
+        if self.choice is None:
+            features = torch.cat([pooled(part) for part in pools[self.pool]()], 1)
+        else:
+            features = self.choice.chosen(x_BIHW, threshold, pooled).to(self.weight.dtype)
         features = torch.softmax(features, 1) if self.softmax else features
         logits_BO = nn.functional.linear(features, self.weight, self.bias)
         if self.top is None:

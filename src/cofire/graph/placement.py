@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from torch import nn
@@ -68,6 +68,12 @@ def place(
         for name, members in groups.items()
     ]
     return dataclasses.replace(graph, units=Units(units), sites=tuple(sites))
+
+
+def explained(graph: Graph, why: Mapping[str, str]) -> Graph:
+    """``graph`` with words on groups of units, in place of what the rules say of them."""
+    units = [dataclasses.replace(unit, reason=why.get(unit.group, unit.reason)) for unit in graph.units]
+    return dataclasses.replace(graph, units=Units(units))
 
 
 def place_pixels(

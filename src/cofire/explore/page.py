@@ -33,19 +33,19 @@ def build(subject: Subject) -> Any:
         maps = heat(subject, pixels_CHW, unit, chosen) if unit else None
         return drawn(look(subject, pixels_CHW, chosen), maps)
 
-    def pick(event: Any) -> Pixels:
+    def pick(threshold: float, unit: str | None, event: Any) -> tuple[Pixels, str]:
         picked: Pixels = subject.pixels_NCHW[event.index]
-        return picked
+        return picked, show(picked, threshold, unit)
 
     pick.__annotations__["event"] = gr.SelectData  # Gradio looks for it
 
-    def drop(path: str | None, before: Pixels) -> tuple[Pixels, str]:
-        if path is None:
-            return before, ""
+    def drop(path: str | None, before: Pixels, threshold: float, unit: str | None) -> tuple[Pixels, str, str]:
+        picture, problem = before, ""
         try:
-            return read_picture(Path(path), subject.engine.input_shape), ""
+            picture = before if path is None else read_picture(Path(path), subject.engine.input_shape)
         except DataError as error:
-            return before, f"**Not shown:** {error}"
+            problem = f"**Not shown:** {error}"
+        return picture, problem, show(picture, threshold, unit)
 
     with gr.Blocks(title=f"cofire explore {subject.name}", analytics_enabled=False) as page:
         gr.Markdown(f"# {subject.name}\nPictures: {subject.images}, from the cheapest to the dearest.")
@@ -81,9 +81,10 @@ def build(subject: Subject) -> Any:
             with gr.Column(scale=2, min_width=280):
                 seen = gr.HTML(elem_id="seen")
         inputs = [pixels, slider, unit]
-        calm = {"show_progress": "hidden"}  # it is there before a bar would be
-        gallery.select(pick, None, pixels, **calm).then(show, inputs, seen, **calm)
-        dropped.change(drop, [dropped, pixels], [pixels, told], **calm).then(show, inputs, seen, **calm)
+        # No bar, for the answer is there sooner; and of several wishes the last one counts.
+        calm = {"show_progress": "hidden", "trigger_mode": "always_last"}
+        gallery.select(pick, [slider, unit], [pixels, seen], **calm)
+        dropped.change(drop, [dropped, *inputs], [pixels, told, seen], **calm)
         for control in (slider, unit):
             control.change(show, inputs, seen, **calm)
         page.load(show, inputs, seen, **calm)

@@ -193,6 +193,12 @@ The files, in the data's way; each imports only from files above it:
     demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
+    explore/
+        subject.py       what is looked at: an engine, pictures, the model
+        look.py          one picture through it, all filters and gated
+        drawing.py       that as HTML: cards, a wall of lights, heatmaps
+        page.py          the page
+        command.py       its command line
     completion.py        scripts for shells, made of the command line
     public.py            every name of `cofire`
     cli.py               the command line

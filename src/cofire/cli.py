@@ -30,6 +30,7 @@ from cofire.experiments.reproduce import made_on, run_missing, tables
 from cofire.experiments.reproduce import reproduce as reproduce_table
 from cofire.experiments.twin import train_twin
 from cofire.exporting import export
+from cofire.explore.command import explore
 from cofire.files.atomic import write_json
 from cofire.gates.base import gate_types
 from cofire.gates.gating import GatedModel, describe_backbone
@@ -214,6 +215,7 @@ app.command(name="report")(report)
 app.command(name="shift")(shift)
 app.command(name="compare")(compare)
 app.command(name="serve")(serve)
+app.command(name="explore")(explore)
 app.command(name="doctor")(doctor)
 app.command(name="speedup")(speedup)
 app.add_typer(results_app, name="results")

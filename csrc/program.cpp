@@ -7,6 +7,7 @@
 #include <set>
 
 #include "format.h"
+#include "map_checks.h"
 #include "reading.h"
 #include "safetensors.h"
 #include "window_checks.h"
@@ -15,10 +16,12 @@ namespace cofire {
 
 namespace {
 
-constexpr std::string_view kKinds[] = {"conv", "affine", "act",  "add",     "mul",
-                                       "cat",  "move",   "pool", "flatten", "rescale"};
-constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2};  // the version that brought it
-constexpr std::string_view kActs[] = {"none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"};
+constexpr std::string_view kKinds[] = {"conv",    "affine",  "act",    "add",      "mul",     "cat",    "move",    "pool",
+                                       "flatten", "rescale", "deconv", "resample", "strided", "reduce", "softmax", "norm"};
+constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3};  // the version that brought it
+constexpr std::string_view kActs[] = {"none",    "relu",        "relu6", "leaky",     "silu", "hardswish", "sigmoid", "hardsigmoid",
+                                      "gelu", "gelu_tanh", "elu",  "tanh",      "hardtanh", "mish", "softplus"};
+constexpr Act kNewActs = Act::gelu;  // this and those after it came with version 3
 
 class Loader {
    public:
@@ -143,6 +146,21 @@ class Loader {
                 return flatten(op, attrs, weights, where);
             case Kind::rescale:
                 return rescale(op, attrs, weights, where);
+            case Kind::deconv:
+                return deconv(op, attrs, weights, where);
+            case Kind::resample:
+                return resample(op, attrs, weights, where);
+            case Kind::strided:
+                count(weights.size(), 0, "weights", where);
+                return read_strided(op, attrs, one_source(*op, where), shape(op->dst), where);
+            case Kind::reduce:
+                count(weights.size(), 0, "weights", where);
+                return read_reduce(op, attrs, one_source(*op, where), shape(op->dst), where);
+            case Kind::softmax:
+                count(weights.size(), 0, "weights", where);
+                return read_softmax(op, attrs, one_source(*op, where), shape(op->dst), where);
+            case Kind::norm:
+                return norm(op, attrs, weights, where);
         }
     }
 
@@ -159,16 +177,13 @@ class Loader {
         count(op->src.size(), op->residual ? 2 : 1, "src", where);
         if (version_ < 2 || weights.size() != 3) count(weights.size(), 2, "weights", where);
         const Shape &src = shape(op->src[0]), &dst = shape(op->dst);
-        if (src.c % op->groups != 0 || dst.c % op->groups != 0)
-            where.fail("groups must divide the channels " + std::to_string(src.c) + " and " + std::to_string(dst.c) +
-                       ", got " + std::to_string(op->groups));
+        check_groups(*op, src, dst, where);
         for (const Axis& axis : axes(*op, src, dst)) check_conv_axis(axis, where);
         check_padded(axes(*op, src, dst), src.c, where);
         drop_unused(op, dst);
         if (op->residual) {
             same_shape(shape(op->src[1]), dst, "the residual's shape", where);
-            if (op->act == Act::sigmoid || op->act == Act::hardsigmoid)
-                wrong(act, where, "act after a residual", "zero at zero");
+            if (!keeps_zero(op->act)) wrong(act, where, "act after a residual", "zero at zero");
         }
         op->weight = tensor(weights[0], where, {dst.c, src.c / op->groups, op->kernel.h, op->kernel.w});
         op->bias = tensor(weights[1], where, {dst.c});
@@ -185,7 +200,7 @@ class Loader {
         op->weight = tensor(weights[0], where, {shape(op->dst).c});
         op->bias = tensor(weights[1], where, {shape(op->dst).c});
         const bool shifts = std::any_of(op->bias, op->bias + shape(op->dst).c, [](float x) { return x != 0; });
-        if (!op->lift && (shifts || op->act == Act::sigmoid || op->act == Act::hardsigmoid))
+        if (!op->lift && (shifts || !keeps_zero(op->act)))
             wrong(lift, where, "lift", "true where zero does not stay zero");
     }
 
@@ -197,6 +212,60 @@ class Loader {
         count(weights.size(), 1, "weights", where);
         same_shape(shape(op->dst), shape(op->src[0]), "the output's shape", where);
         op->shift = tensor(weights[0], where, {shape(op->dst).c});
+    }
+
+    void deconv(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [kernel, stride, pads, dilation, groups] =
+            fields(attrs, where, "attrs", "kernel", "stride", "padding", "dilation", "groups");
+        op->kernel = pair(kernel, where, "kernel");
+        op->stride = pair(stride, where, "stride");
+        op->padding = padding(pads, where);
+        op->dilation = pair(dilation, where, "dilation");
+        op->groups = int(integer(groups, where, "groups", 1, kMaxSide));
+        count(weights.size(), 2, "weights", where);
+        const Shape &src = one_source(*op, where), &dst = shape(op->dst);
+        check_groups(*op, src, dst, where);
+        for (const Axis& axis : axes(*op, src, dst)) check_deconv_axis(axis, where);
+        if (double(src.c) * dst.c / op->groups * op->kernel.h * op->kernel.w > double(kMaxBuffer))
+            where.fail("a transposed conv must have at most " + std::to_string(kMaxBuffer) + " weights");
+        op->weight = tensor(weights[0], where, {src.c, dst.c / op->groups, op->kernel.h, op->kernel.w});
+        op->bias = tensor(weights[1], where, {dst.c});
+    }
+
+    void resample(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [rows, columns] = fields(attrs, where, "attrs", "rows", "columns");
+        count(weights.size(), 2, "weights", where);
+        const Shape &src = one_source(*op, where), &dst = shape(op->dst);
+        same_shape(dst, {src.c, dst.h, dst.w}, "the output's shape", where);
+        op->rows = integers(rows, where, "rows", 0, src.h - 1);
+        op->columns = integers(columns, where, "columns", 0, src.w - 1);
+        op->weight = tensor(weights[0], where, {dst.h, taps(op->rows, dst.h, "rows", where)});
+        op->bias = tensor(weights[1], where, {dst.w, taps(op->columns, dst.w, "columns", where)});
+    }
+
+    int64_t taps(const std::vector<int>& places, int outputs, const char* what, const Where& where) const {
+        if (places.empty() || places.size() % size_t(outputs) != 0)
+            where.fail(what + std::string(" must have as many entries for each of ") + std::to_string(outputs) +
+                       ", got " + std::to_string(places.size()));
+        return int64_t(places.size()) / outputs;
+    }
+
+    void norm(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        count(weights.size(), 2, "weights", where);
+        read_norm(op, attrs, one_source(*op, where), shape(op->dst), where);
+        op->weight = tensor(weights[0], where, {shape(op->dst).c});
+        op->bias = tensor(weights[1], where, {shape(op->dst).c});
+    }
+
+    const Shape& one_source(const Op& op, const Where& where) const {
+        count(op.src.size(), 1, "src", where);
+        return shape(op.src[0]);
+    }
+
+    void check_groups(const Op& op, const Shape& src, const Shape& dst, const Where& where) const {
+        if (src.c % op.groups != 0 || dst.c % op.groups != 0)
+            where.fail("groups must divide the channels " + std::to_string(src.c) + " and " + std::to_string(dst.c) +
+                       ", got " + std::to_string(op.groups));
     }
 
     // act, add and mul
@@ -276,8 +345,12 @@ class Loader {
 
     void read_act(Op* op, JsonValue act, JsonValue slope, const Where& where) const {
         op->act = Act(choice(act, where, "act", kActs));
+        if (op->act >= kNewActs && version_ < 3)
+            wrong(act, where, "act", "one that version " + std::to_string(version_) + " has");
         op->slope = real(slope, where, "slope");
-        if (op->act != Act::leaky && op->slope != 0) wrong(slope, where, "slope", "0 where act is not leaky");
+        const bool bounds = op->act == Act::hardtanh, slopes = op->act == Act::leaky || op->act == Act::elu;
+        if (bounds && !(op->slope > 0)) wrong(slope, where, "slope of hardtanh", "above 0");
+        if (!bounds && !slopes && op->slope != 0) wrong(slope, where, "slope", "0 where act is not leaky");
     }
 
     // A buffer is written once, by an op that does not read it; a conv may add to its residual in place. The kind must

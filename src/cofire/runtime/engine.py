@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
 from cofire.runtime.lowering import lower
-from cofire.runtime.program import Affine, Conv, Program
+from cofire.runtime.program import Affine, Conv, Deconv, Program
 from cofire.runtime.program_file import native, read, to_bytes
 from cofire.text import rendered
 
@@ -130,7 +130,7 @@ class Engine:
         self.threshold = program.threshold
         self._groups = {group.name: group.filters for group in program.groups}
         self._filters = sum(self._groups.values())
-        self._layers = {number: op.name for number, op in enumerate(program.ops) if isinstance(op, Conv)}
+        self._layers = {number: op.name for number, op in enumerate(program.ops) if isinstance(op, Conv | Deconv)}
         self._last = _Last()
 
     @property

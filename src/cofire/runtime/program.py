@@ -11,8 +11,10 @@ from typing import Any, Literal, TypeAlias
 from rich.table import Table
 from torch import Tensor
 
-Act = Literal["none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"]
-LIFTING: frozenset[Act] = frozenset({"sigmoid", "hardsigmoid"})
+_Older = Literal["none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"]
+_Newer = Literal["gelu", "gelu_tanh", "elu", "tanh", "hardtanh", "mish", "softplus"]
+Act = Literal[_Older, _Newer]
+LIFTING: frozenset[Act] = frozenset({"sigmoid", "hardsigmoid", "softplus"})
 """The activations that do not leave zero at zero."""
 
 Shape: TypeAlias = tuple[int, int, int]
@@ -165,6 +167,64 @@ class Rescale(Op):
     shift: Tensor
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Deconv(Op):
+    """Transposed conv(src0) + bias; ``padding`` is taken off the result."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Padding
+    dilation: Pair
+    groups: int
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resample(Op):
+    """Each row is a weighted sum of the source's rows, and each column of its columns; as many for each."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    row_weights: Tensor
+    column_weights: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strided(Op):
+    """Element i, whose digits in the mixed radix ``sizes`` are d, is element begin + sum(d * strides) of src0."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    begin: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reduce(Op):
+    """Channel c is the sum, mean or maximum of src0's channels c, c + C, c + 2 C, ..."""
+
+    op: Literal["sum", "avg", "max"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Softmax(Op):
+    """Softmax or its logarithm at each position, over ``ways`` channels that lie C / ways apart."""
+
+    ways: int
+    log: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Norm(Op):
+    """Group norm; or, over all channels at each position, layer norm, RMS norm or division by the length."""
+
+    over: Literal["group", "layer", "rms", "l2"]
+    groups: int
+    epsilon: float
+    scale: Tensor
+    shift: Tensor
+
+
 KINDS: dict[str, type[Op]] = {
     "conv": Conv,
     "affine": Affine,
@@ -176,6 +236,12 @@ KINDS: dict[str, type[Op]] = {
     "pool": Pool,
     "flatten": Flatten,
     "rescale": Rescale,
+    "deconv": Deconv,
+    "resample": Resample,
+    "strided": Strided,
+    "reduce": Reduce,
+    "softmax": Softmax,
+    "norm": Norm,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cofire.runtime.program import Cat, Flatten, Gate, Move, Op, Pair, Shape
+from cofire.runtime.program import Cat, Flatten, Gate, Move, Op, Pair, Resample, Shape, Strided
 
 
 class ArrangementError(ValueError):
-    """The elements are arranged in a way that cat, move and flatten cannot express."""
+    """The elements are arranged in a way that no op expresses."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,55 @@ class Builder:
         holder = self._owner(target.flatten()[:1]).item()
         if holder >= 0 and self._holds(int(holder), target):
             return int(holder)
-        return self._assembled(target, self._parts(target), name)
+        try:
+            return self._assembled(target, self._parts(target), name)
+        except ArrangementError:
+            found = self._indexed(target, name)
+            found = self._strided(target, name) if found is None else found
+            if found is None:
+                raise
+            return found
+
+    def _indexed(self, target: Tensor, name: str) -> int | None:
+        """Channels, rows and columns of one buffer, each chosen by itself: reflections, repeats, turns."""
+        buffer = int(self._owner(target.flatten()[:1]).item())
+        if buffer < 0 or not bool((self._owner(target) == buffer).all()):
+            return None
+        channels, height, width = self.buffers[buffer]
+        place = target - self.firsts[buffer]
+        channel_C = place[:, 0, 0] // (height * width)
+        rows, columns = place[0, :, 0] // width % height, place[0, 0, :] % width
+        found = channel_C[:, None, None] * (height * width) + rows[:, None] * width + columns
+        if not torch.equal(found, place):
+            return None
+        if not torch.equal(channel_C, torch.arange(channels)):
+            part = _Part(buffer, (1, 1), (0, 0), (), ())
+            buffer = self._move(part, channel_C.tolist(), (height, width), name)
+        return self.emit(
+            Resample,
+            name,
+            (buffer,),
+            tuple(target.shape),
+            rows=tuple(rows.tolist()),
+            columns=tuple(columns.tolist()),
+            row_weights=torch.ones(len(rows), 1),
+            column_weights=torch.ones(len(columns), 1),
+        )
+
+    def _strided(self, target: Tensor, name: str) -> int | None:
+        """Elements of one buffer in an order that digits and strides describe: other shapes, axes swapped."""
+        buffer = int(self._owner(target.flatten()[:1]).item())
+        if buffer < 0 or not bool((self._owner(target) == buffer).all()):
+            return None
+        place_N = target.flatten() - self.firsts[buffer]
+        digits = _digits(place_N - place_N[0], len(target))
+        if digits is None:
+            return None
+        sizes, strides = zip(*digits, strict=True)
+        begin = int(place_N[0])
+        return self.emit(
+            Strided, name, (buffer,), tuple(target.shape), sizes=sizes, strides=strides, begin=begin
+        )
 
     def permuted(self, ids_N: Tensor) -> tuple[int, Tensor] | None:
         """The buffer whose elements these are, each of them once, and where in it each is; None if there is none."""
@@ -203,3 +251,36 @@ class Builder:
         shape = (len(channels), *size)
         attrs: dict[str, Any] = {"channels": tuple(channels), "stride": part.stride, "offset": part.offset}
         return self.emit(Move, name, (part.buffer,), shape, **attrs)
+
+
+_MOST_DIGITS = 8  # of a strided op
+
+
+def _digits(place_N: Tensor, channels: int) -> list[tuple[int, int]] | None:
+    """(size, stride) of the digits, the last of which counts fastest; None if there are none.
+
+    Some of the first ones make up the channels, as the op wants it.
+    """
+    digits: list[tuple[int, int]] = []
+    inner = 1  # elements that the digits so far make up
+    area = len(place_N) // channels
+    while inner < len(place_N):
+        stride = int(place_N[inner])
+        steps_M = place_N[::inner]
+        straight = (steps_M == stride * torch.arange(len(steps_M))).int()
+        size = int(straight.cumprod(0).sum())
+        if inner < area:  # a digit is cut in two where a channel ends
+            size = min(size, area // inner)
+            while area % (inner * size):
+                size -= 1
+        while len(place_N) % (inner * size):
+            size -= 1
+        if size == 1:
+            return None
+        digits.append((size, stride))
+        inner *= size
+    digits = digits[::-1] or [(1, 0)]
+    found_N = torch.zeros(1, dtype=torch.long)
+    for size, stride in digits:
+        found_N = (found_N[:, None] + stride * torch.arange(size)).flatten()
+    return digits if torch.equal(found_N, place_N) and len(digits) <= _MOST_DIGITS else None

@@ -422,11 +422,20 @@ void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
 }
 
 void Image::give_output(const Call& call, int index, const Member& member) {
-    const int buffer = prepared_.program.output;
+    float* to = call.output;
+    give_buffer(prepared_.program.output, to + index * shape(prepared_.program.output).size(), member);
+    to += call.batch * shape(prepared_.program.output).size();
+    for (const Output& more : prepared_.program.more_outputs) {
+        give_buffer(more.buffer, to + index * shape(more.buffer).size(), member);
+        to += call.batch * shape(more.buffer).size();
+    }
+}
+
+void Image::give_buffer(int buffer, float* to, const Member& member) {
     const Shape out = shape(buffer);
     const Range mine = member.share(out.c);
-    for (int c = mine.begin; c < mine.end; ++c) {
-        float* to = call.output + index * out.size() + int64_t(c) * out.area();
+    to += int64_t(mine.begin) * out.area();
+    for (int c = mine.begin; c < mine.end; ++c, to += out.area()) {
         if (live_[buffer].on[c])
             std::copy_n(plane(buffer, c), out.area(), to);
         else

@@ -75,6 +75,7 @@ class Image {
     void copy_cat(const Op& op, const Member& member);
     void set_live(const Op& op);
     void give_output(const Call& call, int index, const Member& member);
+    void give_buffer(int buffer, float* to, const Member& member);
     int64_t& macs(int number, int thread);
 
     float* plane(int buffer, int c) {

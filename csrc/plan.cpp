@@ -37,6 +37,7 @@ std::vector<Piece> unplaced(const Program& program) {
         if (program.ops[i].decides) touch(program.ops[i].head.source, i);
     }
     touch(program.output, int(program.ops.size()));
+    for (const Output& more : program.more_outputs) touch(more.buffer, int(program.ops.size()));
     return found;
 }
 

@@ -130,15 +130,29 @@ struct Group {
     int filters;
 };
 
+// A buffer that the caller gets, in a shape of as many elements.
+struct Output {
+    int buffer;
+    std::vector<int> shape;
+};
+
 // Owns the weights its ops point to. Not copied, only moved.
 struct Program {
     int input = 0, output = 0;
     std::vector<int> output_shape;
+    std::vector<Output> more_outputs;  // a caller gets them behind the first, each for the whole batch
     std::vector<Shape> buffers;
     std::vector<Group> groups;
     float threshold = 0;
     std::vector<Op> ops;
     Floats weights;  // all tensors; fixed in place once loaded
+
+    // Floats that a caller gets for one image.
+    int64_t output_size() const {
+        int64_t size = buffers[size_t(output)].size();
+        for (const Output& more : more_outputs) size += buffers[size_t(more.buffer)].size();
+        return size;
+    }
 
     Program() = default;
     Program(Program&&) = default;

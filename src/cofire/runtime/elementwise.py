@@ -51,6 +51,8 @@ class Bend(NamedTuple):
 
     act: Act
     slope: float = 0.0
+    factor: float = 1.0
+    """Of the result."""
 
 
 class Cut(NamedTuple):
@@ -87,8 +89,10 @@ def recognised(function: Function, channels: int, ndim: int) -> Scaling | Bend |
     if _same(y_NC, x_NC * scaling.scale_C + scaling.shift_C):
         return scaling
     for act, known in _FUNCTIONS.items():
-        if _same(y_NC, known(x_NC)):
-            return Bend(act)
+        factor = float(y_NC[_ONE, 0] / known(x_NC[_ONE, 0]))
+        factor = 1.0 if abs(factor - 1) < 1e-9 else factor
+        if _same(y_NC, factor * known(x_NC)):
+            return Bend(act, factor=factor)
     leak_C, lowest, highest = -y_NC[_MINUS_ONE], float(y_NC.min()), float(y_NC.max())
     for act, slope in (("leaky", float(leak_C[0])), ("elu", -lowest)):
         if _same(y_NC, _SLOPED[act](x_NC, slope)):

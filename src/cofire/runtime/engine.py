@@ -5,6 +5,7 @@ Shapes: B images, O filters of a group.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -157,10 +158,10 @@ class Engine:
                 as the machine has cores are used.
 
         Returns:
-            A tensor for a tensor, else an array.
+            A tensor for a tensor, else an array; where the model gives several, the same tuple, list or dict of them.
         """
-        output = self._run(self._images(x_BCHW), threads)
-        return torch.from_numpy(output) if isinstance(x_BCHW, Tensor) else output
+        outputs: list[Any] = self._run(self._images(x_BCHW), threads)
+        return self.program.arranged([torch.from_numpy(o) for o in outputs] if isinstance(x_BCHW, Tensor) else outputs)
 
     @property
     def last_masks(self) -> Masks:
@@ -231,11 +232,13 @@ class Engine:
         threads: int,
         logits: NDArray[np.float32] | None = None,
         seconds: NDArray[np.float64] | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> list[NDArray[np.float32]]:
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, got {threads}")
         batch, last = len(x), self._last
-        output = np.empty((batch, *self.program.output_shape), np.float32)
+        shapes = [(batch, *output.shape) for output in self.program.outputs]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        output = np.empty(ends[-1], np.float32)
         last.batch = batch
         last.masks = np.zeros(batch * self._filters, np.uint8)
         last.macs = np.zeros((batch, len(self.program.ops)), np.int64)
@@ -243,7 +246,7 @@ class Engine:
         if batch:
             how = (threads, float(self.threshold), last.heads)
             self._native.run(x, output, *how, last.masks, last.macs, logits, seconds, forced, is_forced)
-        return output
+        return [part.reshape(shape) for part, shape in zip(np.split(output, ends[:-1]), shapes, strict=True)]
 
     def _images(self, x_BCHW: Any) -> NDArray[np.float32]:
         if isinstance(x_BCHW, Tensor):
@@ -279,7 +282,11 @@ class Engine:
 
 
 def compile(
-    model: nn.Module, input_shape: tuple[int, int, int] | None = None, *, limits: Limits | None = None
+    model: nn.Module,
+    input_shape: tuple[int, int, int] | None = None,
+    *,
+    limits: Limits | None = None,
+    card: Mapping[str, Any] | None = None,
 ) -> Engine:
     """The engine of a model, plain or gated, in eval mode; ``model`` is left alone.
 
@@ -289,12 +296,14 @@ def compile(
         input_shape: (C, H, W) of an image. Default: the shape a gated model or a registered backbone was made for,
             else 224 x 224.
         limits: what one image may cost; default ``Limits()``.
+        card: what people want to know of the model, as JSON values, kept in the program; ``classes`` are the names of
+            its classes.
 
     Raises:
         CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
             more than the limits allow.
     """
-    return Engine(lower(model, input_shape), limits=limits)
+    return Engine(replace(lower(model, input_shape), card=dict(card or {})), limits=limits)
 
 
 def normalised(program: Program, mean: tuple[float, ...], std: tuple[float, ...]) -> Program:

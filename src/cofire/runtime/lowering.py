@@ -22,7 +22,7 @@ from cofire.runtime.building import ArrangementError, Builder
 from cofire.runtime.elementwise import Bend, Cut, Scaling, Slopes, recognised
 from cofire.runtime.folding import folded
 from cofire.runtime.gates import LoweredGates, copied, lower_gates
-from cofire.runtime.maps import REDUCTIONS, RESAMPLES, SOFTMAXES, conv_inside, normalising, scale_and_shift, taps
+from cofire.runtime.maps import REDUCTIONS, RESAMPLES, SHUFFLES, SOFTMAXES, conv_inside, normalising, scale_and_shift, taps
 from cofire.runtime.program import (
     Activation,
     Add,
@@ -32,6 +32,7 @@ from cofire.runtime.program import (
     Group,
     Mul,
     Norm,
+    Output,
     Pool,
     Program,
     Reduce,
@@ -98,15 +99,17 @@ class _Lowering(Walk):
         self.layers = {op.name: own + name for name, op in graph.layers.items()}
         self.builder: Builder = Builder(set(self.layers.values())) if inside is None else inside.builder
         self.first: int = -1 if inside is None else inside.first
-        self.last = -1
-        self.last_shape: tuple[int, ...] = ()
+        self.outputs: list[Output] = []
+        self.structure: Any = None
 
     def program(self, groups: tuple[Group, ...], threshold: float) -> Program:
         """What the walk has lowered."""
         return Program(
             input=self.first,
-            output=self.last,
-            output_shape=self.last_shape,
+            output=self.outputs[0].buffer,
+            output_shape=self.outputs[0].shape,
+            more_outputs=tuple(self.outputs[1:]),
+            structure=self.structure,
             buffers=tuple(self.builder.buffers),
             groups=groups,
             threshold=threshold,
@@ -139,7 +142,7 @@ class _Lowering(Walk):
                 raise self._refused(n, "there is no such op")
             if callee not in (torch.cat, torch.concat):
                 return moved
-            buffer = self.builder.gathered(_of_one(moved), n.name)  # once, for many may read what is joined here
+            buffer = self._gathered(_of_one(moved), n.name)  # once, for many may read what is joined here
         elif (found := self._over_channels_or_maps(n, call, callee, sources)) is not None:
             return found
         elif call.kind in ("activation", "lift", "pass"):
@@ -181,7 +184,7 @@ class _Lowering(Walk):
                 look = _Lowering(trace(module, self.input_shape), LoweredGates(), self)
                 with evaluating(module):
                     look.run(_two_images(module, self.input_shape))
-                seen[module] = look.last
+                seen[module] = look.outputs[0].buffer
             gate = self.gates[conv]
             assert gate.head is not None
             self.gates[conv] = replace(gate, head=replace(gate.head, src=seen[module]))
@@ -195,19 +198,39 @@ class _Lowering(Walk):
         self.ids[n] = _of_both(self.builder.ids(scaled, call.shape))
 
     def _end(self, n: fx.Node, result: Any) -> None:
-        if not isinstance(result, Tensor) or len(n.all_input_nodes) != 1:
-            raise self._refused(n, f"the model must return one tensor, got {type(result).__name__}")
-        self.last, self.last_shape = self._read(n.all_input_nodes[0]), tuple(result.shape[1:])
-        if self.last == self.first:
+        structure = self._given(n, n.args[0])
+        self.structure = None if isinstance(structure, int) else structure
+        if any(output.buffer == self.first for output in self.outputs):
             raise self._refused(n, "the model must not return its input")
+
+    def _given(self, n: fx.Node, value: Any) -> Any:
+        """The structure of what the model returns; its tensors become outputs."""
+        if isinstance(value, Mapping):
+            return {"dict": {str(key): self._given(n, part) for key, part in value.items()}}
+        if isinstance(value, tuple | list):  # fx has lists of its own
+            return {"tuple" if isinstance(value, tuple) else "list": [self._given(n, part) for part in value]}
+        ids = self.ids.get(value) if isinstance(value, fx.Node) else None
+        if isinstance(ids, tuple | list):
+            kind = "tuple" if isinstance(ids, tuple) else "list"
+            return {kind: [self._output(n, self._gathered(_of_one(part), n.name), part) for part in ids]}
+        if not isinstance(ids, Tensor):
+            raise self._refused(n, f"the model must return tensors that it computes, got {value!r} among them")
+        return self._output(n, self._read(value), ids)
+
+    def _output(self, n: fx.Node, buffer: int, ids: Tensor) -> int:
+        self.outputs.append(Output(buffer=buffer, shape=tuple(ids.shape[1:])))
+        return len(self.outputs) - 1
 
     def _read(self, source: fx.Node) -> int:
         """The buffer with what ``source`` gave; of more than three dimensions the first ones are channels."""
         ids = _of_one(self.ids[source])
-        buffer = self.builder.gathered(ids.reshape(_as_map(tuple(ids.shape))), source.name)
+        buffer = self._gathered(ids, source.name)
         # The next reader finds it in one piece.
         self.ids[source] = _of_both(self.builder.ids(buffer, tuple(ids.shape)))
         return buffer
+
+    def _gathered(self, ids: Tensor, name: str) -> int:
+        return self.builder.gathered(ids.reshape(_as_map(tuple(ids.shape))), name)
 
     def _follow_writes(self, n: fx.Node, result: Any) -> None:
         """After a call in place, everyone who holds its operand holds its result."""
@@ -437,7 +460,8 @@ class _Lowering(Walk):
 
     def _activation(self, n: fx.Node, buffer: int, bend: Bend) -> int:
         gate, shape = self.gates.get(n.name), self.builder.buffers[buffer]
-        return self.builder.emit(Activation, n.name, (buffer,), shape, gate, act=bend.act, slope=bend.slope)
+        made = self.builder.emit(Activation, n.name, (buffer,), shape, gate, act=bend.act, slope=bend.slope)
+        return self._scaled(n, made, bend.factor)
 
     # Maps of other sizes, and ops over channels
 
@@ -446,6 +470,8 @@ class _Lowering(Walk):
         key = type(callee) if isinstance(callee, nn.Module) else callee
         if not sources or not isinstance(self.ids[sources[0]], Tensor):
             return None
+        if key in SHUFFLES and (moved := self._moved(n, callee)) is not None:
+            return moved
         if key in RESAMPLES:
             return self._resampled(n, call, callee, sources[0])
         if key in SOFTMAXES:
@@ -509,7 +535,7 @@ class _Lowering(Walk):
             made = self.builder.emit(Pool, n.name, (buffer,), shape, gate, op="max" if op == "max" else "avg", **own)
             made = self._scaled(n, made, count) if op == "sum" else made
         elif dims == [1]:
-            buffer = self.builder.gathered(ids.reshape(_as_map(tuple(ids.shape))), n.name)
+            buffer = self._gathered(ids, n.name)
             kept = (1, *ids.shape[1:])
             _, height, width = self.builder.buffers[buffer]
             shape = (math.prod(kept) // (height * width), height, width)
@@ -551,7 +577,7 @@ class _Lowering(Walk):
         if shape in (call.shape, per_channel):
             return self._read(source)
         wanted = per_channel if shape[-2:] == (1, 1) and len(shape) > 2 else call.shape
-        return self.builder.gathered(_of_one(self.ids[source]).expand(wanted).reshape(_as_map(wanted)), n.name)
+        return self._gathered(_of_one(self.ids[source]).expand(wanted), n.name)
 
     def _combined(self, n: fx.Node, call: Call, kind: type[Add] | type[Mul], src: list[int]) -> int:
         shape = _as_map(call.shape)

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from cofire.runtime.program import Padding
 
 RESAMPLES: set[Any] = {F.interpolate, F.upsample, nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d}
+SHUFFLES: set[Any] = {nn.PixelShuffle, nn.PixelUnshuffle, F.pixel_shuffle, F.pixel_unshuffle, nn.CircularPad2d}
 REDUCTIONS: dict[Any, Literal["sum", "avg", "max"]] = {
     **dict.fromkeys((torch.mean, "mean"), "avg"),
     **dict.fromkeys((torch.sum, "sum"), "sum"),

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from rich.table import Table
@@ -251,6 +252,14 @@ def kind_of(op: Op) -> str:
     return _KIND_OF[type(op)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A buffer that the caller gets, in a shape of as many elements."""
+
+    buffer: int
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
     """Ops in order of execution, and the buffers they work on."""
@@ -262,6 +271,32 @@ class Program:
     groups: tuple[Group, ...]
     threshold: float
     ops: tuple[Op, ...]
+    more_outputs: tuple[Output, ...] = ()
+    """What the caller gets beside the first output."""
+    structure: Any = None
+    """Where each output belongs: its number, or one of ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": {...}}``.
+
+    None: there is one, and the caller gets it as it is."""
+    card: dict[str, Any] = field(default_factory=dict)
+    """What people want to know of the model, as JSON values; ``classes`` are the names of the classes."""
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All of them."""
+        return (Output(buffer=self.output, shape=self.output_shape), *self.more_outputs)
+
+    def arranged(self, outputs: Sequence[Any]) -> Any:
+        """The outputs as the model gives them."""
+
+        def built(structure: Any) -> Any:
+            if not isinstance(structure, dict):
+                return outputs[structure]
+            ((kind, parts),) = structure.items()
+            if kind == "dict":
+                return {key: built(part) for key, part in parts.items()}
+            return (tuple if kind == "tuple" else list)(map(built, parts))
+
+        return built(0 if self.structure is None else self.structure)
 
     def describe(self) -> dict[str, Any]:
         """Shapes, groups and ops as JSON values, without weights."""
@@ -270,6 +305,7 @@ class Program:
             "output_shape": list(self.output_shape),
             "groups": {group.name: group.filters for group in self.groups},
             "threshold": self.threshold,
+            "card": self.card,
             "ops": [
                 {"kind": kind_of(op), "name": op.name, "shape": list(self.buffers[op.dst]), "gate": self._gate(op)}
                 for op in self.ops

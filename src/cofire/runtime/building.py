@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cofire.runtime.program import Cat, Flatten, Gate, Move, Op, Pair, Resample, Shape, Strided
+from cofire.runtime.program import Add, Affine, Cat, Flatten, Gate, Move, Op, Pair, Resample, Shape, Strided
 
 
 class ArrangementError(ValueError):
@@ -96,9 +96,25 @@ class Builder:
         except ArrangementError:
             found = self._indexed(target, name)
             found = self._strided(target, name) if found is None else found
+            found = self._side_by_side(target, name) if found is None else found
             if found is None:
                 raise
             return found
+
+    def _side_by_side(self, target: Tensor, name: str) -> int | None:
+        """Parts of a map from several buffers, each with zeros where the others are, added up."""
+        owner = self._owner(target)
+        owners = [buffer for buffer in owner.unique().tolist() if buffer >= 0]
+        if len(owners) < 2:
+            return None
+        parts = [self.gathered(torch.where(owner == buffer, target, 0), name) for buffer in owners]
+        shape = tuple(target.shape)
+        total = parts[0]
+        for part in parts[1:]:
+            total = self.emit(Add, name, (total, part), shape, act="none", slope=0.0)
+        # A channel that mixes several counts as live, here as in a cost.
+        same = {"scale": torch.ones(len(target)).double(), "shift": torch.zeros(len(target)).double()}
+        return self.emit(Affine, name, (total,), shape, lift=True, act="none", slope=0.0, **same)
 
     def _indexed(self, target: Tensor, name: str) -> int | None:
         """Channels, rows and columns of one buffer, each chosen by itself: reflections, repeats, turns."""

@@ -43,11 +43,11 @@ from cofire.runtime.program import (
 from cofire.runtime.windows import CONV, arguments, conv_window, pool_window
 
 SUPPORTED = (
-    "Conv2d with zero padding; Linear on vectors; BatchNorm2d, and norms that in eval mode compute like it; "
-    "ReLU, ReLU6, LeakyReLU, SiLU, Hardswish, Sigmoid, Hardsigmoid; "
-    "adding and multiplying tensors, numbers and parameters per channel; "
-    "concatenating, splitting, choosing, shuffling and zero-padding channels; slices and zero padding of maps; "
-    "max, average and adaptive pooling; mean and amax over (2, 3); flatten; dropout"
+    "convs of one or two dimensions, with any padding, and transposed ones; Linear; batch, group, layer, instance and "
+    "RMS norms; ReLU, ReLU6, LeakyReLU, PReLU, SiLU, Hardswish, Sigmoid, Hardsigmoid, GELU, ELU, Tanh, Hardtanh, clamp, "
+    "Mish, Softplus; softmax and log-softmax; L2 normalisation; adding and multiplying tensors, numbers and parameters per "
+    "channel; concatenating, splitting, stacking, choosing, shuffling, slicing, turning and padding; upsampling and "
+    "pixel shuffle; max, average and adaptive pooling; mean, sum and maximum over channels or space; flatten; dropout"
 )
 
 _SECOND = 2.0**48  # an id of the second image is that of the first, and this
@@ -246,8 +246,10 @@ class _Lowering(Walk):
     def _refused(self, n: fx.Node, why: str) -> CompileError:
         path = str(n.target) if n.op == "call_module" else n.meta.get("inside", "")
         where = f"module {path!r}" if path else "the model's own forward"
+        before = self.builder.ops[-1].name if self.builder.ops else None
+        rest = f"\nWhat comes before it can be, up to {before!r}: compile that part alone." if before else ""
         return CompileError(
-            f"{n.name!r} ({self.calls[n.name].what} in {where}) cannot be compiled: {why}.\nSupported: {SUPPORTED}."
+            f"{n.name!r} ({self.calls[n.name].what} in {where}) cannot be compiled: {why}.{rest}\nSupported: {SUPPORTED}."
         )
 
     # Convs

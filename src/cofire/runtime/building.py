@@ -107,7 +107,7 @@ class Builder:
         owners = [buffer for buffer in owner.unique().tolist() if buffer >= 0]
         if len(owners) < 2:
             return None
-        parts = [self.gathered(torch.where(owner == buffer, target, 0), name) for buffer in owners]
+        parts = [self._alone(target, owner == buffer, name) for buffer in owners]
         shape = tuple(target.shape)
         total = parts[0]
         for part in parts[1:]:
@@ -115,6 +115,15 @@ class Builder:
         # A channel that mixes several counts as live, here as in a cost.
         same = {"scale": torch.ones(len(target)).double(), "shift": torch.zeros(len(target)).double()}
         return self.emit(Affine, name, (total,), shape, lift=True, act="none", slope=0.0, **same)
+
+    def _alone(self, target: Tensor, mine: Tensor, name: str) -> int:
+        """What is ``mine`` of a map, in its place, and zeros around it."""
+        rows, columns = (mine.any(0).any(dim).nonzero()[:, 0] for dim in (1, 0))
+        box = (slice(None), slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1))
+        inside = self.gathered(torch.where(mine, target, 0)[box], name)
+        placed = torch.zeros_like(target)
+        placed[box] = self.ids(inside, self.buffers[inside]).long()
+        return self.gathered(placed, name)
 
     def _indexed(self, target: Tensor, name: str) -> int | None:
         """Channels, rows and columns of one buffer, each chosen by itself: reflections, repeats, turns."""

@@ -23,8 +23,8 @@ struct Prepared {
 
     Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
     int64_t room(int threads) const;
-    double bytes() const;                   // of one image on one thread, with the convs that are there
-    int64_t op_room(const Op& op) const;    // scratch of one member for an op that is no conv
+    double bytes() const;                 // of one image on one thread, with the convs that are there
+    int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv
 };
 
 // Channels of a buffer that can be non-zero, or the filters of a group that are on.

@@ -16,11 +16,13 @@ namespace cofire {
 
 namespace {
 
-constexpr std::string_view kKinds[] = {"conv",    "affine",  "act",    "add",      "mul",     "cat",    "move",    "pool",
-                                       "flatten", "rescale", "deconv", "resample", "strided", "reduce", "softmax", "norm"};
+constexpr std::string_view kKinds[] = {"conv",    "affine", "act",     "add",     "mul",    "cat",
+                                       "move",    "pool",   "flatten", "rescale", "deconv", "resample",
+                                       "strided", "reduce", "softmax", "norm"};
 constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3};  // the version that brought it
-constexpr std::string_view kActs[] = {"none",    "relu",        "relu6", "leaky",     "silu", "hardswish", "sigmoid", "hardsigmoid",
-                                      "gelu", "gelu_tanh", "elu",  "tanh",      "hardtanh", "mish", "softplus"};
+constexpr std::string_view kActs[] = {"none",      "relu",    "relu6",       "leaky", "silu",
+                                      "hardswish", "sigmoid", "hardsigmoid", "gelu",  "gelu_tanh",
+                                      "elu",       "tanh",    "hardtanh",    "mish",  "softplus"};
 constexpr Act kNewActs = Act::gelu;  // this and those after it came with version 3
 
 class Loader {
@@ -31,11 +33,13 @@ class Loader {
         const Where where{"cofire.program"};
         const std::unique_ptr<Json> json = parse_json(file_.program(), where);
         check_version(json->root(), where);
-        const auto [version, input, output, output_shape, buffers, groups, threshold, ops, digest, more, structure, card] =
-            version_ < 3 ? with_nothing(fields(json->root(), where, "the program", "version", "input", "output",
-                                               "output_shape", "buffers", "groups", "threshold", "ops", "sha256"))
-                         : fields(json->root(), where, "the program", "version", "input", "output", "output_shape",
-                                  "buffers", "groups", "threshold", "ops", "sha256", "more_outputs", "structure", "card");
+        const auto [version, input, output, output_shape, buffers, groups, threshold, ops, digest, more, structure,
+                    card] =
+            version_ < 3
+                ? with_nothing(fields(json->root(), where, "the program", "version", "input", "output", "output_shape",
+                                      "buffers", "groups", "threshold", "ops", "sha256"))
+                : fields(json->root(), where, "the program", "version", "input", "output", "output_shape", "buffers",
+                         "groups", "threshold", "ops", "sha256", "more_outputs", "structure", "card");
         if (text(digest, where, "sha256") != file_.digest())
             where.fail("sha256 must be " + file_.digest() + " for these weights, got " + digest.describe() +
                        ": the file is damaged");

@@ -43,9 +43,7 @@ enum class Act {
     softplus
 };
 
-inline bool keeps_zero(Act act) {
-    return act != Act::sigmoid && act != Act::hardsigmoid && act != Act::softplus;
-}
+inline bool keeps_zero(Act act) { return act != Act::sigmoid && act != Act::hardsigmoid && act != Act::softplus; }
 
 enum class Kind {
     conv,

@@ -412,7 +412,7 @@ def _resample(op: Resample, src: list[Value], mask: Tensor | None, shape: tuple[
 def _strided(op: Strided, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
     """A channel with elements of several channels is live, another if its own is."""
     (x,) = src
-    batch, channels, height, width = x.data.shape
+    batch, _channels, height, width = x.data.shape
     assert prod(op.sizes) == prod(shape)
     places = torch.tensor([op.begin])
     for size, stride in zip(op.sizes, op.strides, strict=True):

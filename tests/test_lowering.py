@@ -629,7 +629,11 @@ REFUSED: dict[str, tuple[Callable[[Any, Tensor], Any], dict[str, nn.Module], str
         "it is no scale and shift per channel, group, layer or RMS norm",
     ),
     "odd conv": (lambda m, x: m.two(m.one(x)), {"two": OddConv(8, 8, 3)}, "a forward of its own"),
-    "three dimensions": (lambda m, x: m.two(m.one(x)[:, :, None]), {"two": nn.Conv3d(8, 8, 1)}, "one or two dimensions"),
+    "three dimensions": (
+        lambda m, x: m.two(m.one(x)[:, :, None]),
+        {"two": nn.Conv3d(8, 8, 1)},
+        "one or two dimensions",
+    ),
     "sorting": (lambda m, x: m.two(m.one(x).sort(1)[0]), {"two": conv(8, 8)}, "there is no such op"),
     "its input": (lambda m, x: (m.one(x), x), {}, "must not return its input"),
     "samples mixed": (

@@ -120,7 +120,9 @@ def check(model: nn.Module, shape: tuple[int, int, int]) -> Engine:
 def test_a_call_gives_what_pytorch_gives(name: str) -> None:
     call = CALLS[name]
     modules = {"module": call} if isinstance(call, nn.Module) else {}
-    check(Net(lambda m, x: (m.module if modules else call)(m.one(x)), one=nn.Conv2d(3, 8, 3, padding=1), **modules), SHAPE)
+    check(
+        Net(lambda m, x: (m.module if modules else call)(m.one(x)), one=nn.Conv2d(3, 8, 3, padding=1), **modules), SHAPE
+    )
 
 
 @pytest.mark.parametrize("name", MODULES)

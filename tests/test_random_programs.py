@@ -226,18 +226,21 @@ class Maker:
             given = {name: getattr(op, name) for name in ("kernel", "stride", "dilation", "padding")}
             self.emit(Pool, (src,), (shape[0], sides[0], sides[1]), **own, **given, adaptive=False)
 
-
     def deconv(self, src: int, shape: Shape) -> None:
         kernel, stride, dilation = (tuple(self.random.randint(1, most) for _ in "hw") for most in (4, 3, 2))
         padding = tuple(self.random.randrange(3) for _ in range(4))
         groups = self.random.choice([g for g in range(1, shape[0] + 1) if shape[0] % g == 0])
         filters = groups * self.random.randint(1, 3)
         sides = [
-            (n - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 - padding[i] - padding[i + 2]
+            (n - 1) * stride[i]
+            + dilation[i] * (kernel[i] - 1)
+            + 1
+            - padding[i]
+            - padding[i + 2]
             + self.random.randrange(max(stride[i], dilation[i]))
             for i, n in enumerate(shape[1:])
         ]
-        if 1 <= min(sides) and max(sides) <= 40:
+        if min(sides) >= 1 and max(sides) <= 40:
             own = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
             weight = self.values(shape[0], filters // groups, *kernel) / (shape[0] // groups) ** 0.5
             self.emit(Deconv, (src,), (filters, sides[0], sides[1]), **own, weight=weight, bias=self.values(filters))

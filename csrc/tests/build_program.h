@@ -244,8 +244,8 @@ inline Source policy_net() {
     return net;
 }
 
-// Version 3: maps of other sizes and orders, ops over channels, two outputs. The input of `norm` has channels that may be
-// off.
+// Version 3: maps of other sizes and orders, ops over channels, two outputs. The input of `norm` has channels that may
+// be off.
 inline Source maps_net() {
     Source net;
     net.head =
@@ -267,8 +267,8 @@ inline Source maps_net() {
            {"norm.scale", "norm.shift"});
     add_tensor(&net, "size.rows", {4, 2});
     add_tensor(&net, "size.columns", {6, 1});
-    add_op(&net, "resample", "size", {2}, 3,
-           "\"rows\":[0,1,1,2,3,2,4,4],\"columns\":[0,0,1,1,2,2]", {"size.rows", "size.columns"});
+    add_op(&net, "resample", "size", {2}, 3, "\"rows\":[0,1,1,2,3,2,4,4],\"columns\":[0,0,1,1,2,2]",
+           {"size.rows", "size.columns"});
     add_op(&net, "softmax", "soft", {2}, 5, "\"ways\":3,\"log\":true");
     add_op(&net, "reduce", "sum", {5}, 4, "\"op\":\"avg\"");
     add_op(&net, "strided", "turn", {5}, 6, "\"sizes\":[2,5,9],\"strides\":[45,-1,5],\"begin\":4");

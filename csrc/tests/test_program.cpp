@@ -439,7 +439,8 @@ void test_outputs() {
     REFUSED(with_head(net, "\"shape\":[90]", "\"shape\":[91]"), "must have as many elements as the output buffer");
     REFUSED(with_head(net, "\"buffer\":6", "\"buffer\":7"), "buffer must be an integer from 0 to 6");
     REFUSED(with_head(net, "\"buffer\":3,\"shape\":[6,4,6]", "\"buffer\":0,\"shape\":[24]"), "must not be the input");
-    for (const char* structure : {"null", "0", "{\"tuple\":[0,1]}", "{\"tuple\":[0,1,1]}", "{\"list\":[0,1,2,{}]}", "{}"})
+    for (const char* structure :
+         {"null", "0", "{\"tuple\":[0,1]}", "{\"tuple\":[0,1,1]}", "{\"list\":[0,1,2,{}]}", "{}"})
         REFUSED(with_head(net, "{\"tuple\":[0,{\"dict\":{\"map\":1,\"turned\":2}}]}", structure), "structure must be");
     REFUSED(with_head(net, "{\"tuple\":[0", "{\"set\":[0"), "structure must be tuple, list or dict");
     REFUSED(with_head(net, "{\"tuple\":[0", "{\"tuple\":[3"), "structure must be an integer from 0 to 2, got 3");
@@ -478,10 +479,9 @@ void test_maps() {
 
 void test_op_members() {
     const Source net = residual_net();
-    REFUSED(
-        with_op(net, "flat", "\"flatten\"", "\"reshape\""),
-        "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale deconv "
-        "resample strided reduce softmax norm, got \"reshape\"");
+    REFUSED(with_op(net, "flat", "\"flatten\"", "\"reshape\""),
+            "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale deconv "
+            "resample strided reduce softmax norm, got \"reshape\"");
     REFUSED(with_op(net, "flat", "\"kind\":\"flatten\",", ""), "op 4: it lacks the key \"kind\"");
     REFUSED(with_op(net, "flat", "\"dst\":4", "\"dst\":4,\"dst2\":4"), "op 4: it has the unknown key \"dst2\"");
     REFUSED(with_op(net, "flat", "\"name\":\"flat\"", "\"name\":4"), "op 4: name must be a string, got 4");

@@ -113,7 +113,7 @@ class Builder:
         for part in parts[1:]:
             total = self.emit(Add, name, (total, part), shape, act="none", slope=0.0)
         # A channel that mixes several counts as live, here as in a cost.
-        same = {"scale": torch.ones(len(target)).double(), "shift": torch.zeros(len(target)).double()}
+        same: dict[str, Any] = {"scale": torch.ones(len(target)).double(), "shift": torch.zeros(len(target)).double()}
         return self.emit(Affine, name, (total,), shape, lift=True, act="none", slope=0.0, **same)
 
     def _alone(self, target: Tensor, mine: Tensor, name: str) -> int:
@@ -162,9 +162,7 @@ class Builder:
             return None
         sizes, strides = zip(*digits, strict=True)
         begin = int(place_N[0])
-        return self.emit(
-            Strided, name, (buffer,), tuple(target.shape), sizes=sizes, strides=strides, begin=begin
-        )
+        return self.emit(Strided, name, (buffer,), tuple(target.shape), sizes=sizes, strides=strides, begin=begin)
 
     def permuted(self, ids_N: Tensor) -> tuple[int, Tensor] | None:
         """The buffer whose elements these are, each of them once, and where in it each is; None if there is none."""

@@ -22,7 +22,16 @@ from cofire.runtime.building import ArrangementError, Builder
 from cofire.runtime.elementwise import Bend, Cut, Scaling, Slopes, recognised
 from cofire.runtime.folding import folded
 from cofire.runtime.gates import LoweredGates, copied, lower_gates
-from cofire.runtime.maps import REDUCTIONS, RESAMPLES, SHUFFLES, SOFTMAXES, conv_inside, normalising, scale_and_shift, taps
+from cofire.runtime.maps import (
+    REDUCTIONS,
+    RESAMPLES,
+    SHUFFLES,
+    SOFTMAXES,
+    conv_inside,
+    normalising,
+    scale_and_shift,
+    taps,
+)
 from cofire.runtime.program import (
     Activation,
     Add,
@@ -44,10 +53,11 @@ from cofire.runtime.windows import CONV, arguments, conv_window, pool_window
 
 SUPPORTED = (
     "convs of one or two dimensions, with any padding, and transposed ones; Linear; batch, group, layer, instance and "
-    "RMS norms; ReLU, ReLU6, LeakyReLU, PReLU, SiLU, Hardswish, Sigmoid, Hardsigmoid, GELU, ELU, Tanh, Hardtanh, clamp, "
-    "Mish, Softplus; softmax and log-softmax; L2 normalisation; adding and multiplying tensors, numbers and parameters per "
-    "channel; concatenating, splitting, stacking, choosing, shuffling, slicing, turning and padding; upsampling and "
-    "pixel shuffle; max, average and adaptive pooling; mean, sum and maximum over channels or space; flatten; dropout"
+    "RMS norms; ReLU, ReLU6, LeakyReLU, PReLU, SiLU, Hardswish, Sigmoid, Hardsigmoid, GELU, ELU, Tanh, Hardtanh, "
+    "clamp, Mish, Softplus; softmax and log-softmax; L2 normalisation; adding and multiplying tensors, numbers and "
+    "parameters per channel; concatenating, splitting, stacking, choosing, shuffling, slicing, turning and padding; "
+    "upsampling and pixel shuffle; max, average and adaptive pooling; mean, sum and maximum over channels or space; "
+    "flatten; dropout"
 )
 
 _SECOND = 2.0**48  # an id of the second image is that of the first, and this
@@ -248,9 +258,8 @@ class _Lowering(Walk):
         where = f"module {path!r}" if path else "the model's own forward"
         before = self.builder.ops[-1].name if self.builder.ops else None
         rest = f"\nWhat comes before it can be, up to {before!r}: compile that part alone." if before else ""
-        return CompileError(
-            f"{n.name!r} ({self.calls[n.name].what} in {where}) cannot be compiled: {why}.{rest}\nSupported: {SUPPORTED}."
-        )
+        what = f"{n.name!r} ({self.calls[n.name].what} in {where})"
+        return CompileError(f"{what} cannot be compiled: {why}.{rest}\nSupported: {SUPPORTED}.")
 
     # Convs
 
@@ -285,7 +294,7 @@ class _Lowering(Walk):
         window["groups"] = callee.groups
         bias = torch.zeros(callee.out_channels).double() if callee.bias is None else copied(callee.bias).double()
         gate, weight = self.gates.get(n.name), copied(callee.weight)
-        own = {"own_name": True, "weight": weight, "bias": bias, **window}
+        own: dict[str, Any] = {"own_name": True, "weight": weight, "bias": bias, **window}
         return self.builder.emit(Deconv, self.layers[n.name], (self._read(source),), call.shape, gate, **own)
 
     def _conv1d(self, n: fx.Node, call: Call, callee: Any, source: fx.Node) -> int:
@@ -383,7 +392,7 @@ class _Lowering(Walk):
         buffer = self._channels_first(n, source) if last else self._read(source)
         shape = self.builder.buffers[buffer]
         scale, shift = scale_and_shift(norm)
-        attrs = {"over": found.over, "groups": found.groups, "epsilon": found.epsilon}
+        attrs: dict[str, Any] = {"over": found.over, "groups": found.groups, "epsilon": found.epsilon}
         attrs["scale"] = torch.ones(shape[0]) if scale is None else copied(scale).flatten()
         attrs["shift"] = torch.zeros(shape[0]) if shift is None else copied(shift).flatten()
         return self.builder.emit(Norm, n.name, (buffer,), shape, self.gates.get(n.name), **attrs), last
@@ -416,7 +425,8 @@ class _Lowering(Walk):
         if isinstance(found, Slopes):
             return self._leaking(n, call, self._read(source), found)
         if found.is_identity:
-            return self.ids[source]
+            same: Tensor = self.ids[source]
+            return same
         return self._affine(n, call, self._read(source), found, lift=call.kind == "lift")
 
     def _bent(self, n: fx.Node, source: fx.Node, found: Bend | Cut) -> Tensor:
@@ -424,10 +434,7 @@ class _Lowering(Walk):
         ids = _of_one(self.ids[source])
         whole = self.builder.permuted(ids.flatten())
         buffer, place_N = (self._read(source), None) if whole is None or self.gates.get(n.name) else whole
-        if isinstance(found, Bend):
-            made = self._activation(n, buffer, found)
-        else:
-            made = self._cut(n, buffer, found)
+        made = self._activation(n, buffer, found) if isinstance(found, Bend) else self._cut(n, buffer, found)
         new = self.builder.ids(made, self.builder.buffers[made]).flatten()
         return _of_both((new if place_N is None else new[place_N]).view(ids.shape))
 
@@ -483,7 +490,7 @@ class _Lowering(Walk):
             return self._unit_length(n, call, sources[0])
         if key in REDUCTIONS and len(sources) == 1:
             given = arguments(n, callee, ("input", "dim", "keepdim"), self.env)
-            return self._reduced(n, call, REDUCTIONS[key], given, sources[0])
+            return self._reduced(n, callee, given, sources[0])
         return None
 
     def _resampled(self, n: fx.Node, call: Call, callee: Any, source: fx.Node) -> Tensor:
@@ -496,9 +503,16 @@ class _Lowering(Walk):
         if found is None:
             raise self._refused(n, "it is no resampling of maps along rows and columns")
         (rows, row_weights), (columns, column_weights) = found
-        own = {"rows": rows, "columns": columns, "row_weights": row_weights, "column_weights": column_weights}
+        own: dict[str, Any] = {
+            "rows": rows,
+            "columns": columns,
+            "row_weights": row_weights,
+            "column_weights": column_weights,
+        }
         gate, buffer = self.gates.get(n.name), self._read(source)
-        return _of_both(self.builder.ids(self.builder.emit(Resample, n.name, (buffer,), call.shape, gate, **own), call.shape))
+        return _of_both(
+            self.builder.ids(self.builder.emit(Resample, n.name, (buffer,), call.shape, gate, **own), call.shape)
+        )
 
     def _softmax(self, n: fx.Node, call: Call, dim: Any, source: fx.Node, *, log: bool) -> Tensor:
         ids = _of_one(self.ids[source])
@@ -518,12 +532,19 @@ class _Lowering(Walk):
         buffer = self._read(source)
         shape = self.builder.buffers[buffer]
         ones, zeros = torch.ones(shape[0]), torch.zeros(shape[0])
-        attrs = {"over": "l2", "groups": 1, "epsilon": float(given["eps"]), "scale": ones, "shift": zeros}
+        attrs: dict[str, Any] = {
+            "over": "l2",
+            "groups": 1,
+            "epsilon": float(given["eps"]),
+            "scale": ones,
+            "shift": zeros,
+        }
         made = self.builder.emit(Norm, n.name, (buffer,), shape, self.gates.get(n.name), **attrs)
         return _of_both(self.builder.ids(made, call.shape))
 
-    def _reduced(self, n: fx.Node, call: Call, op: Any, given: Mapping[str, Any], source: fx.Node) -> Any:
+    def _reduced(self, n: fx.Node, callee: Any, given: Mapping[str, Any], source: fx.Node) -> Any:
         """Over space by pooling, over the first dimension after the batch by a reduction."""
+        op = REDUCTIONS[callee]
         ids = _of_one(self.ids[source])
         dims = given.get("dim", ())
         dims = sorted(dim % (1 + ids.ndim) for dim in ((dims,) if isinstance(dims, int) else dims or ()))
@@ -533,7 +554,7 @@ class _Lowering(Walk):
             shape = _as_map(kept)
             count = ids.numel() // math.prod(kept)
             gate, still = self.gates.get(n.name), {"kernel": (1, 1), "stride": (1, 1), "dilation": (1, 1)}
-            own = {**still, "padding": (0,) * 4, "include_pad": False, "adaptive": True}
+            own: dict[str, Any] = {**still, "padding": (0,) * 4, "include_pad": False, "adaptive": True}
             made = self.builder.emit(Pool, n.name, (buffer,), shape, gate, op="max" if op == "max" else "avg", **own)
             made = self._scaled(n, made, count) if op == "sum" else made
         elif dims == [1]:
@@ -544,11 +565,9 @@ class _Lowering(Walk):
             made = self.builder.emit(Reduce, n.name, (buffer,), shape, self.gates.get(n.name), op=op)
         else:
             raise self._refused(n, f"it must reduce channels or space, got dim={given.get('dim')}")
-        found = self.builder.ids(made, kept if given.get("keepdim") else tuple(
-            size for dim, size in enumerate(kept, start=1) if dim not in dims
-        ))
-        # torch.max gives indices too, which nobody may read
-        return _of_both(found) if isinstance(self.env.get(n, call.shape), Tensor) or call.shape else (_of_both(found), None)
+        given_shape = kept if given.get("keepdim") else [n for dim, n in enumerate(kept, start=1) if dim not in dims]
+        found = _of_both(self.builder.ids(made, tuple(given_shape)))
+        return (found, None) if callee in (torch.max, "max") else found  # with indices, which nobody may read
 
     # Two operands
 

@@ -146,7 +146,9 @@ def conv_inside(conv: nn.Conv2d, size: tuple[int, int]) -> dict[str, Any] | None
     given["padding"] = 0
     padding: Padding = (top + height, left + width, bottom + height, right + width)
     found = F.conv2d(F.pad(probe, (padding[1], padding[3], padding[0], padding[2])), **given)
-    same = found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+    same = found.shape == wanted.shape and torch.allclose(
+        found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max())
+    )
     return {**given, "padding": padding} if same else None
 
 

@@ -31,7 +31,7 @@ from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
-from cofire.pruning import prune
+from cofire.pruning import SoftPruning, prune
 from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
 from cofire.runtime.observed import Observed, observe, write_observed
@@ -39,6 +39,9 @@ from cofire.runtime.program import normalised
 from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
+
+TWIN = "twin"
+"""Where in a run's folder its static twin lies."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,14 @@ def read_sets(experiment: Experiment) -> Sets:
 def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
     """The plain backbone with its weights, fresh ones drawn from the seed; pruned if the experiment says so."""
     model = _whole_model(experiment, sets)
-    if experiment.prune is None:
+    if experiment.prune is None or _soft(experiment):
         return model
     return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=sets.train.shape)
+
+
+def _soft(experiment: Experiment) -> bool:
+    """Whether channels leave while the run trains, so that the model it begins with is the whole one."""
+    return experiment.prune is not None and experiment.prune.soft and experiment.train.epochs > 0
 
 
 def runs_root() -> Path:
@@ -240,7 +248,13 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
         write_json(table_path, table)
         estimated = _estimated(experiment, sets, out / "estimate.json")
     teacher = _whole_model(experiment, sets) if recipe.distill else None
-    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track)
+    soft = []
+    if _soft(experiment):
+        assert experiment.prune is not None
+        soft = [SoftPruning(model, experiment.prune, input_shape=sets.train.shape)]
+    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track, callbacks=soft)
+    for pruning in soft:
+        model = pruning.cut(model, _ranking_images(experiment, sets))
     if main:
         meet_budget(model, experiment, sets)
         report = _tested(model, experiment, sets, "testing")
@@ -286,7 +300,7 @@ def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any]
 
 
 def read_result(run: str | Path) -> dict[str, Any]:
-    """What ``result.json`` of a finished run says."""
+    """What ``result.json`` of a finished run says; what its static twin did on the test set is the entry ``twin``."""
     folder = Path(run)
     if not (folder / "experiment.json").exists():
         raise FileError(
@@ -296,6 +310,8 @@ def read_result(run: str | Path) -> dict[str, Any]:
     if not (folder / "result.json").exists():
         raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
     result: dict[str, Any] = read_json(folder / "result.json")
+    if (folder / TWIN / "result.json").exists():
+        result["twin"] = read_json(folder / TWIN / "result.json")["test"]
     return result
 
 
@@ -308,12 +324,13 @@ def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:
         if not isinstance(model, GatedModel):
             raise ConfigError("threshold: this run has no gates")
         model.threshold = threshold
-    return _tested(model, experiment, sets, "evaluating")
+    twin = load(Path(run) / TWIN) if (Path(run) / TWIN / "result.json").exists() else None
+    return _tested(model, experiment, sets, "evaluating", twin)
 
 
-def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> Report:
+def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str, twin: nn.Module | None = None) -> Report:
     loader = sets.test.loader(experiment.data.eval_batch_size)
-    return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets))
+    return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets), twin=twin)
 
 
 def compile_run(run: str | Path) -> Engine:

@@ -74,6 +74,7 @@ The files, in the data's way; each imports only from files above it:
         folding.py       a program -> the same function in fewer ops
         building.py      ops under construction
         elementwise.py   a function of one element -> scale and shift, or an activation
+        maps.py          resampling, reductions, softmax, norms and standardised weights -> attrs, by trying
         windows.py       arguments of convs and poolings -> kernel, stride, padding
         gates.py         units and gates -> which calls carry which gate
         lowering.py      model -> program

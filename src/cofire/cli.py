@@ -29,8 +29,8 @@ from cofire.experiments.recipes import read_experiment
 from cofire.experiments.reproduce import made_on, run_missing, tables
 from cofire.experiments.reproduce import reproduce as reproduce_table
 from cofire.experiments.twin import train_twin
-from cofire.exporting import export
 from cofire.explore.command import explore
+from cofire.exporting import export
 from cofire.files.atomic import write_json
 from cofire.gates.base import gate_types
 from cofire.gates.gating import GatedModel, describe_backbone

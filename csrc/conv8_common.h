@@ -92,7 +92,7 @@ class Weights8 {
     // Words of a filter's weights for live inputs: as they are, or in `room`. What its sums start with goes into
     // *start: bytes of the inputs are multiplied as they are, which adds weight * zero_in too much for each.
     const uint32_t* packed(const Leaf8& leaf, int o, const LiveInputs& live, uint8_t* room, int32_t* start) const {
-        const int8_t* rows = reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_;
+        const int8_t* rows = row(o);
         const bool as_they_are = live.count == inputs_ && leaf.channels == 4;
         uint32_t* to = reinterpret_cast<uint32_t*>(room);
         int32_t total = as_they_are ? totals_[o] : 0;
@@ -104,7 +104,16 @@ class Weights8 {
         return reinterpret_cast<const uint32_t*>(as_they_are ? reinterpret_cast<const uint8_t*>(rows) : room);
     }
 
+    // The rows of out[f .. f + size), or of the last before `end`.
+    Ahead8 ahead(const int* out, int f, int end, int size) const {
+        Ahead8 ahead{{}, row_};
+        for (int r = 0; r < size; ++r) ahead.rows[r] = row(out[std::min(f + r, end - 1)]);
+        return ahead;
+    }
+
    private:
+    const int8_t* row(int o) const { return reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_; }
+
     const Quantized q_;
     const int inputs_, taps_;
     const int row_;        // bytes of a tap's weights

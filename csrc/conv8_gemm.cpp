@@ -78,7 +78,8 @@ class Gemm8 final : public AbstractConv8 {
                 for (int r = 0; r < size; ++r)
                     rows[r] = weights_.packed(leaf_, filters[r], live, own + LiveInputs::room(inputs_) + r * row_room(),
                                               &ending.start[r]);
-                leaf_.gemm(rows, size, walk, lines * width_, ending);
+                const Ahead8 ahead = weights_.ahead(call.out + out.begin, f + size, mine.end, size);
+                leaf_.gemm(rows, size, walk, lines * width_, ending, f + size < mine.end ? &ahead : nullptr);
             }
         }
         member.meet();

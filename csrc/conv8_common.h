@@ -14,24 +14,30 @@ Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8;
 
 constexpr int kLine8 = 64;  // bytes of a cache line
 
-// The ending of the filters out[0 .. size) of a call from pixel `first` on, but for what is added to their sums.
-inline Ending8 ending_of(const Quantized& q, const ConvCall8& call, const int* out, int size, int area, int first) {
+// An ending without filters.
+inline Ending8 ending_of(const Quantized& q) {
     Ending8 ending{};
     ending.zero_out = q.zero_out, ending.low = q.low, ending.high = q.high;
     ending.zero_residual = q.zero_residual, ending.residual_multiplier = q.residual_multiplier;
-    for (int r = 0; r < size; ++r) {
-        const int o = out[r];
-        const int64_t at = int64_t(o) * area + first;
-        ending.multiplier[r] = q.multiplier[o];
-        if (call.residual && (!call.residual_on || call.residual_on[o])) ending.residual[r] = call.residual + at;
-        if (q.to_float)
-            ending.y_float[r] = call.y_float + at;
-        else
-            ending.y[r] = call.y + at;
-        if (call.peak) ending.peak[r] = call.peak + o;
-        if (call.sum) ending.sum[r] = call.sum + o;
-    }
     return ending;
+}
+
+// Filter o, from pixel `first` on, becomes row r of an ending. Its sums begin with `start`.
+inline void end_filter(Ending8& ending, int r, const Quantized& q, const ConvCall8& call, int o, int area, int first,
+                       int32_t start) {
+    const int64_t at = int64_t(o) * area + first;
+    const bool adds = call.residual && (!call.residual_on || call.residual_on[o]);
+    ending.start[r] = start, ending.multiplier[r] = q.multiplier[o];
+    ending.residual[r] = adds ? call.residual + at : nullptr;
+    ending.y[r] = q.to_float ? nullptr : call.y + at;
+    ending.y_float[r] = q.to_float ? call.y_float + at : nullptr;
+    ending.peak[r] = call.peak ? call.peak + o : nullptr;
+    ending.sum[r] = call.sum ? call.sum + o : nullptr;
+}
+
+// What sums begin with where inputs are multiplied as they are, which adds weight * zero_in too much for each.
+inline int32_t start_of(const Quantized& q, int o, int32_t total_weight) {
+    return int32_t(uint32_t(q.bias[o]) - uint32_t(total_weight) * uint32_t(q.zero_in));
 }
 
 // Filters that are off keep their residual, if that is live.
@@ -39,12 +45,15 @@ inline void keep_residuals(const Leaf8& leaf, const Quantized& q, const ConvCall
                            const Member& member) {
     if (!call.residual) return;
     const Range mine = member.share(y.c);
+    Ending8 ending = ending_of(q);
     const int* active = std::lower_bound(call.out, call.out + call.n_out, mine.begin);
     for (int o = mine.begin; o < mine.end; ++o) {
-        if (active < call.out + call.n_out && *active == o)
+        if (active < call.out + call.n_out && *active == o) {
             ++active;
-        else if (!call.residual_on || call.residual_on[o])
-            leaf.finish(nullptr, y.area(), ending_of(q, call, &o, 1, y.area(), 0), 0);
+        } else if (!call.residual_on || call.residual_on[o]) {
+            end_filter(ending, 0, q, call, o, y.area(), 0, 0);
+            leaf.finish(nullptr, y.area(), ending, 0);
+        }
     }
 }
 
@@ -89,8 +98,8 @@ class Weights8 {
                 }
     }
 
-    // Words of a filter's weights for live inputs: as they are, or in `room`. What its sums start with goes into
-    // *start: bytes of the inputs are multiplied as they are, which adds weight * zero_in too much for each.
+    // Words of a filter's weights for live inputs: as they are, or in `room`. What its sums begin with goes into
+    // *start.
     const uint32_t* packed(const Leaf8& leaf, int o, const LiveInputs& live, uint8_t* room, int32_t* start) const {
         const int8_t* rows = row(o);
         const bool as_they_are = live.count == inputs_ && leaf.channels == 4;
@@ -100,7 +109,7 @@ class Weights8 {
             total += leaf.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
             to += (live.count + leaf.channels - 1) / leaf.channels;
         }
-        *start = int32_t(uint32_t(q_.bias[o]) - uint32_t(total) * uint32_t(q_.zero_in));
+        *start = start_of(q_, o, total);
         return reinterpret_cast<const uint32_t*>(as_they_are ? reinterpret_cast<const uint8_t*>(rows) : room);
     }
 

@@ -103,18 +103,18 @@ class Depthwise8 final : public AbstractConv8 {
         std::fill_n(line, line_room(), uint8_t(q_.zero_in));
         const Range mine = member.share(call.n_out);
         const int *live = call.in, *stop = call.in + call.n_in;
+        const Depthwise8Map map = tables_.map(op_, y_, words_, q_.zero_in);
+        Ending8 ending = ending_of(q_);
         int64_t macs = 0;
         for (int f = mine.begin; f < mine.end; ++f) {
             const int o = call.out[f];
             live = std::lower_bound(live, stop, o);
             const bool reads = live < stop && *live == o;  // a dead input leaves the bias
             const uint8_t* plane = call.x + int64_t(o) * x_.area();
-            Ending8 ending = ending_of(q_, call, &o, 1, y_.area(), 0);
-            const int32_t total = reads ? totals_[o] : 0;
-            ending.start[0] = int32_t(uint32_t(q_.bias[o]) - uint32_t(total) * uint32_t(q_.zero_in));
+            end_filter(ending, 0, q_, call, o, y_.area(), 0, start_of(q_, o, reads ? totals_[o] : 0));
             const uint32_t* weights = weights_.data() + int64_t(o) * op_.kernel.h * words_;
             if (reads && tables_.fit()) {
-                leaf_.depthwise(plane, weights, tables_.map(op_, y_, words_, q_.zero_in), ending);
+                leaf_.depthwise(plane, weights, map, ending);
             } else {
                 if (reads) pack(plane, line, packed);
                 const Walk8 walk{packed, at_.data(), reads ? op_.kernel.h : 0, words_, pitch_};

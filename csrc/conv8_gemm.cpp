@@ -62,6 +62,8 @@ class Gemm8 final : public AbstractConv8 {
         uint8_t* own = call.room + packed_room() + member.thread * own_room();
         const LiveInputs live(call.in + in.begin, in.end - in.begin, group * inputs_, inputs_, own);
         const int words = (live.count + leaf_.channels - 1) / leaf_.channels;
+        uint8_t* rows_room = own + LiveInputs::room(inputs_);
+        Ending8 ending = ending_of(q_);
         const Range mine = member.share(out.end - out.begin), packs = member.share(words);
         for (int line = 0; line < y_.area() / width_; line += lines_) {
             const int lines = std::min(lines_, y_.area() / width_ - line);
@@ -73,11 +75,12 @@ class Gemm8 final : public AbstractConv8 {
             for (int f = mine.begin, size; f < mine.end; f += size) {
                 size = group_size(mine.end - f, leaf_.rows);
                 const int* filters = call.out + out.begin + f;
-                Ending8 ending = ending_of(q_, call, filters, size, y_.area(), line * width_);
                 const uint32_t* rows[kMaxRows8];
-                for (int r = 0; r < size; ++r)
-                    rows[r] = weights_.packed(leaf_, filters[r], live, own + LiveInputs::room(inputs_) + r * row_room(),
-                                              &ending.start[r]);
+                for (int r = 0; r < size; ++r) {
+                    int32_t start = 0;
+                    rows[r] = weights_.packed(leaf_, filters[r], live, rows_room + r * row_room(), &start);
+                    end_filter(ending, r, q_, call, filters[r], y_.area(), line * width_, start);
+                }
                 const Ahead8 ahead = weights_.ahead(call.out + out.begin, f + size, mine.end, size);
                 leaf_.gemm(rows, size, walk, lines * width_, ending, f + size < mine.end ? &ahead : nullptr);
             }

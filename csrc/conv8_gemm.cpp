@@ -6,6 +6,8 @@
 namespace cofire {
 namespace {
 
+constexpr int kMostColumns8 = 4;          // pixels that may be left over for dot products
+constexpr int kFewestWords8 = 64;         // of a filter's weights for which that is worth it
 constexpr int64_t kInputs8 = 384 * 1024;  // bytes of packed inputs that a block has, or those of one line
 
 class Gemm8 final : public AbstractConv8 {
@@ -55,7 +57,7 @@ class Gemm8 final : public AbstractConv8 {
    private:
     int64_t packed_room() const { return up(4 * words_ * copies_ * pitch_, kLine8); }
     int64_t row_room() const { return up(4 * int64_t(taps_) * words_, kLine8) + kSlack8; }
-    int64_t own_room() const { return LiveInputs::room(inputs_) + leaf_.rows * row_room(); }
+    int64_t own_room() const { return LiveInputs::room(inputs_) + (leaf_.rows + kMostColumns8) * row_room(); }
 
     int64_t multiply(const ConvCall8& call, int group, Range in, Range out, const Member& member) const {
         uint32_t* packed = reinterpret_cast<uint32_t*>(call.room);
@@ -71,7 +73,8 @@ class Gemm8 final : public AbstractConv8 {
             for (int word = packs.begin; word < packs.end; ++word)
                 pack(call, in, word, line, lines, packed + word * copies_ * pitch_);
             member.meet();
-            const Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
+            Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
+            fill_columns(walk, lines * width_, reinterpret_cast<uint32_t*>(rows_room + leaf_.rows * row_room()));
             for (int f = mine.begin, size; f < mine.end; f += size) {
                 size = group_size(mine.end - f, leaf_.rows);
                 const int* filters = call.out + out.begin + f;
@@ -123,6 +126,19 @@ class Gemm8 final : public AbstractConv8 {
                     std::fill(row + end, row + width_, zero);
                 }
             }
+        }
+    }
+
+    // Of n pixels the last few as columns, if there are few enough over.
+    void fill_columns(Walk8& walk, int n, uint32_t* to) const {
+        const int over = n % leaf_.lanes, words = walk.taps * walk.words;
+        if (over > std::min(kMostColumns8, leaf_.lanes / 4) || n < leaf_.lanes || words < kFewestWords8) return;
+        walk.columns = to, walk.column_count = over, walk.column_pitch = up(words, kLine);
+        for (int i = n - over; i < n; ++i, to += walk.column_pitch) {
+            uint32_t* next = to;
+            for (int tap = 0; tap < walk.taps; ++tap)
+                for (int k = 0; k < walk.words; ++k) *next++ = walk.x[walk.at[tap] + k * walk.pitch + i];
+            std::fill(next, to + walk.column_pitch, 0u);
         }
     }
 

@@ -80,12 +80,34 @@ void rows_of(const uint32_t* const* w, const Walk8& walk, int n, const Ending8& 
     }
 }
 
+// The pixels that lie in columns, from pixel `begin` on: dot products along the weights.
+template <int Rows>
+void columns_of(const uint32_t* const* w, const Walk8& walk, int begin, const Ending8& ending, const Rounding& rounding,
+                Kept* kept) {
+    ints found[Rows];
+    for (int r = 0; r < Rows; ++r) found[r] = splat(ending.start[r]);
+    for (int i = 0; i < walk.column_count; ++i) {
+        const uint32_t* column = walk.columns + i * walk.column_pitch;
+        ints sum[Rows] = {};
+        for (int k = 0; k < walk.taps * walk.words; k += kLanes) {
+            const words pixels = load(column + k);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) sum[r] = multiplied(sum[r], pixels, load(w[r] + k));
+        }
+        for (int r = 0; r < Rows; ++r) found[r][i] += total(sum[r]);
+    }
+    for (int r = 0; r < Rows; ++r)
+        finish_some(found[r], begin, walk.column_count, rounding, Filter(ending, r), kept[r]);
+}
+
 template <int Rows>
 void gemm_of(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending, const Ahead8* ahead) {
     if constexpr (Rows > 1)
         if (rows < Rows) return gemm_of<Rows - 1>(w, rows, walk, n, ending, ahead);
     Kept kept[Rows];
-    rows_of<Rows, wide(Rows)>(w, walk, n, ending, Rounding(ending), kept, ahead);
+    const Rounding rounding(ending);
+    rows_of<Rows, wide(Rows)>(w, walk, n - walk.column_count, ending, rounding, kept, ahead);
+    if (walk.column_count > 0) columns_of<Rows>(w, walk, n - walk.column_count, ending, rounding, kept);
     for (int r = 0; r < Rows; ++r) kept[r].end(ending, r);
 }
 
@@ -134,6 +156,40 @@ void interleave(const uint8_t* const* planes, int step, int n, uint32_t* to) {
         for (int c = 0; c < kChannels; ++c) to[i] |= uint32_t(planes[c][int64_t(i) * step]) << c * kBits;
     }
 }
+
+// A whole vector of weights, and the inputs that they meet.
+#if defined(__AVX512VNNI__)
+constexpr int kAlong = 64;
+inline words weights_at(const int8_t* p) { return words(_mm512_loadu_si512(p)); }
+inline words inputs_at(const uint8_t* p) { return words(_mm512_loadu_si512(p)); }
+#else
+constexpr int kAlong = 2 * kLanes;
+#if defined(__AVX512BW__)
+inline words weights_at(const int8_t* p) {
+    return words(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+inline words inputs_at(const uint8_t* p) {
+    return words(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+#elif defined(__AVX2__)
+inline words weights_at(const int8_t* p) {
+    return words(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline words inputs_at(const uint8_t* p) {
+    return words(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#else
+typedef int16_t wider __attribute__((vector_size(4 * kLanes)));
+inline words weights_at(const int8_t* p) {
+    typedef int8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
+    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
+}
+inline words inputs_at(const uint8_t* p) {
+    typedef uint8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
+    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
+}
+#endif
+#endif
 
 #if defined(__AVX512VNNI__)
 
@@ -219,8 +275,17 @@ void depthwise(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map
 
 constexpr void (*depthwise)(const uint8_t*, const uint32_t*, const Depthwise8Map&, const Ending8&) = nullptr;
 
-int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int, uint32_t* to) {
+int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int inputs, uint32_t* to) {
     int32_t sum = 0;
+    if (n == inputs && n % kAlong == 0) {
+        ints all = {};
+        for (int k = 0; k < n; k += kAlong) {
+            const words weights = weights_at(row + k);
+            store(to + k / 2, weights);
+            all = multiplied(all, splat(0x00010001u), weights);
+        }
+        return total(all);
+    }
     for (int k = 0; k < n; k += 2) {
         const int first = row[in[k]], second = k + 1 < n ? row[in[k + 1]] : 0;
         sum += first + second;
@@ -229,24 +294,6 @@ int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int, ui
     return sum;
 }
 
-#endif
-
-// A whole vector of weights, and the inputs that they meet.
-#if defined(__AVX512VNNI__)
-constexpr int kAlong = 64;
-inline words weights_at(const int8_t* p) { return words(_mm512_loadu_si512(p)); }
-inline words inputs_at(const uint8_t* p) { return words(_mm512_loadu_si512(p)); }
-#else
-constexpr int kAlong = 2 * kLanes;
-typedef int16_t wider __attribute__((vector_size(4 * kLanes)));
-inline words weights_at(const int8_t* p) {
-    typedef int8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
-    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
-}
-inline words inputs_at(const uint8_t* p) {
-    typedef uint8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
-    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
-}
 #endif
 
 // Filters and pixels so that the weights are read once.

@@ -25,12 +25,17 @@ struct Ending8 {
     int64_t* sum[kMaxRows8];
 };
 
-// The inputs of a gemm: word k of tap t of pixel i is x[at[t] + k * pitch + i].
+// The inputs of a gemm: word k of tap t of pixel i is x[at[t] + k * pitch + i]. The last few pixels, which would fill a
+// vector badly, may lie in columns instead: word t * words + k of the first of these is columns[t * words + k], the
+// next begins column_pitch further on. Columns end on whole vectors, with zeros.
 struct Walk8 {
     const uint32_t* x;
     const int64_t* at;
     int taps, words;
     int64_t pitch;
+    const uint32_t* columns = nullptr;
+    int64_t column_pitch = 0;
+    int column_count = 0;
 };
 
 // The weights that the next call will read: so many bytes of each tap of so many filters.

@@ -72,6 +72,9 @@ inline words widened(bytes x) {
 inline bytes narrowed(ints x) {
 #if defined(__AVX512F__)
     return bytes(_mm512_cvtepi32_epi8(__m512i(x)));
+#elif defined(__AVX2__)
+    const __m128i both = _mm_packs_epi32(_mm256_castsi256_si128(__m256i(x)), _mm256_extracti128_si256(__m256i(x), 1));
+    return bytes(_mm_cvtsi128_si64(_mm_packus_epi16(both, both)));
 #else
     return __builtin_convertvector(x, bytes);
 #endif

@@ -60,6 +60,7 @@ inline void keep_residuals(const Leaf8& leaf, const Quantized& q, const ConvCall
 // The live inputs of a group as a list and as bits, counted from the group's first.
 struct LiveInputs {
     int count;
+    bool whole = false;  // dead ones are walked too, as zeros
     int* list;
     uint64_t* bits;
 
@@ -72,6 +73,8 @@ struct LiveInputs {
             bits[list[k] / 64] |= uint64_t(1) << list[k] % 64;
         }
     }
+
+    bool has(int i) const { return bits[i / 64] >> i % 64 & 1; }
 
     static int64_t bits_room(int inputs) { return up((inputs + 7) / 8, kLine8); }
     static int64_t room(int inputs) { return bits_room(inputs) + up(4 * int64_t(inputs), kLine8); }
@@ -98,19 +101,18 @@ class Weights8 {
                 }
     }
 
-    // Words of a filter's weights for live inputs: as they are, or in `room`. What its sums begin with goes into
-    // *start.
+    // Words of a filter's weights for live inputs: as they are, if these are whole, or in `room`. What its sums begin
+    // with goes into *start.
     const uint32_t* packed(const Leaf8& leaf, int o, const LiveInputs& live, uint8_t* room, int32_t* start) const {
         const int8_t* rows = row(o);
-        const bool as_they_are = live.count == inputs_ && leaf.channels == 4;
         uint32_t* to = reinterpret_cast<uint32_t*>(room);
-        int32_t total = as_they_are ? totals_[o] : 0;
-        for (int tap = 0; tap < taps_ && !as_they_are; ++tap) {
+        int32_t total = live.whole ? totals_[o] : 0;
+        for (int tap = 0; tap < taps_ && !live.whole; ++tap) {
             total += leaf.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
             to += (live.count + leaf.channels - 1) / leaf.channels;
         }
         *start = start_of(q_, o, total);
-        return reinterpret_cast<const uint32_t*>(as_they_are ? reinterpret_cast<const uint8_t*>(rows) : room);
+        return reinterpret_cast<const uint32_t*>(live.whole ? reinterpret_cast<const uint8_t*>(rows) : room);
     }
 
     // The rows of out[f .. f + size), or of the last before `end`.

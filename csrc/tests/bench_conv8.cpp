@@ -1,6 +1,6 @@
-// GMAC/s of convs on bytes beside convs on floats, layer by layer, one thread; the best algorithm of each, all inputs and
-// filters on, then `share` of both at random. They take turns and the best try counts, so that other work on the machine
-// hits both alike. bench_conv8 [rounds] [share] [kernel set on floats] [on bytes]
+// GMAC/s of convs on bytes beside convs on floats, layer by layer, one thread; the best algorithm of each, all inputs
+// and filters on, then `share` of both at random. They take turns and the best try counts, so that other work on the
+// machine hits both alike. bench_conv8 [rounds] [share] [kernel set on floats] [on bytes]
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -20,33 +20,24 @@ struct Layer {
 };
 
 const Layer kLayers[] = {
-    {"ResNet-34 stem", {3, 224, 224}, 64, 7, 2, 1},
-    {"ResNet-34 3x3", {64, 56, 56}, 64, 3, 1, 1},
-    {"ResNet-34 3x3/2", {64, 56, 56}, 128, 3, 2, 1},
-    {"ResNet-34 3x3", {128, 28, 28}, 128, 3, 1, 1},
-    {"ResNet-34 3x3/2", {128, 28, 28}, 256, 3, 2, 1},
-    {"ResNet-34 3x3", {256, 14, 14}, 256, 3, 1, 1},
-    {"ResNet-34 1x1/2", {256, 14, 14}, 512, 1, 2, 1},
-    {"ResNet-34 3x3/2", {256, 14, 14}, 512, 3, 2, 1},
-    {"ResNet-34 3x3", {512, 7, 7}, 512, 3, 1, 1},
-    {"ResNet-34 fc", {512, 1, 1}, 1000, 1, 1, 1},
-    {"MobileNetV1 stem", {3, 224, 224}, 32, 3, 2, 1},
-    {"MobileNetV1 dw", {32, 112, 112}, 32, 3, 1, 32},
-    {"MobileNetV1 1x1", {32, 112, 112}, 64, 1, 1, 1},
-    {"MobileNetV1 dw/2", {64, 112, 112}, 64, 3, 2, 64},
-    {"MobileNetV1 1x1", {64, 56, 56}, 128, 1, 1, 1},
-    {"MobileNetV1 dw", {128, 56, 56}, 128, 3, 1, 128},
-    {"MobileNetV1 1x1", {128, 56, 56}, 128, 1, 1, 1},
-    {"MobileNetV1 1x1", {128, 28, 28}, 256, 1, 1, 1},
-    {"MobileNetV1 dw", {256, 28, 28}, 256, 3, 1, 256},
-    {"MobileNetV1 1x1", {256, 28, 28}, 256, 1, 1, 1},
-    {"MobileNetV1 1x1", {256, 14, 14}, 512, 1, 1, 1},
-    {"MobileNetV1 dw", {512, 14, 14}, 512, 3, 1, 512},
-    {"MobileNetV1 1x1", {512, 14, 14}, 512, 1, 1, 1},
-    {"MobileNetV1 1x1", {512, 7, 7}, 1024, 1, 1, 1},
-    {"MobileNetV1 dw", {1024, 7, 7}, 1024, 3, 1, 1024},
-    {"MobileNetV1 1x1", {1024, 7, 7}, 1024, 1, 1, 1},
-    {"MobileNetV1 fc", {1024, 1, 1}, 1000, 1, 1, 1},
+    {"ResNet-34 stem", {3, 224, 224}, 64, 7, 2, 1},     {"ResNet-34 3x3", {64, 56, 56}, 64, 3, 1, 1},
+    {"ResNet-34 3x3/2", {64, 56, 56}, 128, 3, 2, 1},    {"ResNet-34 3x3", {128, 28, 28}, 128, 3, 1, 1},
+    {"ResNet-34 3x3/2", {128, 28, 28}, 256, 3, 2, 1},   {"ResNet-34 3x3", {256, 14, 14}, 256, 3, 1, 1},
+    {"ResNet-34 1x1/2", {256, 14, 14}, 512, 1, 2, 1},   {"ResNet-34 3x3/2", {256, 14, 14}, 512, 3, 2, 1},
+    {"ResNet-34 3x3", {512, 7, 7}, 512, 3, 1, 1},       {"ResNet-34 fc", {512, 1, 1}, 1000, 1, 1, 1},
+    {"MobileNetV1 stem", {3, 224, 224}, 32, 3, 2, 1},   {"MobileNetV1 dw", {32, 112, 112}, 32, 3, 1, 32},
+    {"MobileNetV1 1x1", {32, 112, 112}, 64, 1, 1, 1},   {"MobileNetV1 dw/2", {64, 112, 112}, 64, 3, 2, 64},
+    {"MobileNetV1 1x1", {64, 56, 56}, 128, 1, 1, 1},    {"MobileNetV1 dw", {128, 56, 56}, 128, 3, 1, 128},
+    {"MobileNetV1 1x1", {128, 56, 56}, 128, 1, 1, 1},   {"MobileNetV1 1x1", {128, 28, 28}, 256, 1, 1, 1},
+    {"MobileNetV1 dw", {256, 28, 28}, 256, 3, 1, 256},  {"MobileNetV1 1x1", {256, 28, 28}, 256, 1, 1, 1},
+    {"MobileNetV1 1x1", {256, 14, 14}, 512, 1, 1, 1},   {"MobileNetV1 dw", {512, 14, 14}, 512, 3, 1, 512},
+    {"MobileNetV1 1x1", {512, 14, 14}, 512, 1, 1, 1},   {"MobileNetV1 1x1", {512, 7, 7}, 1024, 1, 1, 1},
+    {"MobileNetV1 dw", {1024, 7, 7}, 1024, 3, 1, 1024}, {"MobileNetV1 1x1", {1024, 7, 7}, 1024, 1, 1, 1},
+    {"MobileNetV1 fc", {1024, 1, 1}, 1000, 1, 1, 1},    {"ResNet-56 stem", {3, 32, 32}, 16, 3, 1, 1},
+    {"ResNet-56 3x3", {16, 32, 32}, 16, 3, 1, 1},       {"ResNet-56 3x3", {32, 16, 16}, 32, 3, 1, 1},
+    {"ResNet-56 3x3", {64, 8, 8}, 64, 3, 1, 1},         {"VGG16 3x3", {64, 32, 32}, 64, 3, 1, 1},
+    {"VGG16 3x3", {256, 8, 8}, 256, 3, 1, 1},           {"VGG16 3x3", {512, 4, 4}, 512, 3, 1, 1},
+    {"VGG16 3x3", {512, 2, 2}, 512, 3, 1, 1},
 };
 
 uint32_t random_bits() {
@@ -119,10 +110,11 @@ class Trial {
             return std::min_element(least.begin() + begin, least.begin() + end) - least.begin();
         };
         const size_t one = best(0, convs_.size()), other = best(convs_.size(), least.size());
-        std::printf("%-17s %4dx%3dx%3d to %4d  %3.0f %%  %8.3f ms %7.1f GMAC/s %-9s  %8.3f ms %7.1f GMAC/s %-9s %5.2f\n",
-                    title, x_.c, x_.h, x_.w, y_.c, 100 * share, 1e3 * least[one], 1e-9 * double(macs) / least[one],
-                    convs_[one].name.c_str(), 1e3 * least[other], 1e-9 * double(macs) / least[other],
-                    convs8_[other - convs_.size()].name.c_str(), least[one] / least[other]);
+        std::printf(
+            "%-17s %4dx%3dx%3d to %4d  %3.0f %%  %8.3f ms %7.1f GMAC/s %-9s  %8.3f ms %7.1f GMAC/s %-9s %5.2f\n", title,
+            x_.c, x_.h, x_.w, y_.c, 100 * share, 1e3 * least[one], 1e-9 * double(macs) / least[one],
+            convs_[one].name.c_str(), 1e3 * least[other], 1e-9 * double(macs) / least[other],
+            convs8_[other - convs_.size()].name.c_str(), least[one] / least[other]);
     }
 
    private:

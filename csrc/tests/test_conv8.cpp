@@ -146,7 +146,8 @@ struct Result {
     // Floats by their bits.
     bool operator==(const Result& other) const {
         return y == other.y && peak == other.peak && sum == other.sum && macs == other.macs &&
-               std::memcmp(y_float.data(), other.y_float.data(), 4 * y_float.size()) == 0;
+               std::equal(y_float.begin(), y_float.end(), other.y_float.begin(),
+                          [](float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0; });
     }
 };
 

@@ -330,7 +330,7 @@ def test_the_command_compares_runs_and_writes_where_they_come_from(runs: Path, t
     out = tmp_path / "out.json"
     others = [word for name in ("gated", "bare", "pruned") for word in ("--compare", runs / name)]
     done = call(
-        runs / "dense", *others, "--corruption", "blur", "--corruption", "noise=0,0.3", "--json", out, "--classes"
+        runs / "dense", *others, "--corruption", "blur", "--corruption", "noise=0,0.3", "--out", out, "--classes"
     )
     assert done.exit_code == 0, done.output
     for part in ("blur: Brier score", "noise: Brier score", "noise 0.3: top-1", "heads (gated) and without (bare)"):
@@ -351,7 +351,7 @@ def test_the_command_compares_runs_and_writes_where_they_come_from(runs: Path, t
 
 def test_fewer_images_give_each_class_its_share(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = call(runs / "gated", "--images", 10, "--corruption", "blur=0.5", "--json", out)
+    done = call(runs / "gated", "--images", 10, "--corruption", "blur=0.5", "--out", out)
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text())
     assert found["n"] == 10

@@ -84,21 +84,33 @@ def test_nothing_forced_costs_what_is_dense(gated: GatedModel) -> None:
     assert gated.cost({}).total("executed").tolist() == [gated.cost({}).dense_total]
 
 
-def test_what_is_off_is_exactly_zero(gated: GatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_off_is_exactly_zero_or_the_partial_sum(gated: GatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = {}
-    masked = gated.switchboard.masked
+    decided, masked = gated.switchboard.decided, gated.switchboard.masked
+
+    def reading(site: str, x: Tensor) -> Any:
+        read[site] = x.clone()
+        return decided(site, x)
 
     def recording(site: str, y: Tensor, decision: Any) -> Tensor:
         seen[site] = masked(site, y, decision)
         return seen[site].clone()
 
+    monkeypatch.setattr(gated.switchboard, "decided", reading)
     monkeypatch.setattr(gated.switchboard, "masked", recording)
     with torch.no_grad():
         gated(batch(gated))
     assert list(seen) == list(gated.gates)
     for site, decision in gated.decisions.items():
         on = decision.mask.spread(seen[site]).expand_as(seen[site]) > 0.5
-        assert not seen[site][~on].any()
+        left = torch.zeros_like(seen[site])
+        if channels := gated.gates.sites[site].partial:
+            conv: Any = gated.get_submodule(site)
+            assert conv.groups == 1
+            window = (conv.stride, conv.padding, conv.dilation)
+            left = F.conv2d(read[site][:, :channels], conv.weight[:, :channels], conv.bias, *window)
+        assert torch.equal(seen[site][~on], left[~on])
 
 
 def test_cost_lies_between_nothing_and_dense(gated: GatedModel) -> None:

@@ -42,23 +42,28 @@ class FixedMethod(AbstractMethod):
 
     def __init__(self, config: Fixed, graph: Graph) -> None:
         super().__init__(config, graph)
-        for name, kept in (config.kept or {}).items():
-            if name in self.sites and not all(0 <= o < self.sites[name].filters for o in kept):
-                raise ConfigError(f"Fixed.kept[{name!r}] must be in 0..{self.sites[name].filters - 1}, got {kept}")
+        check_kept(config.kept, self.sites, "Fixed.kept")
 
     def head_macs(self, site: Site) -> int:
         return 0
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
-        return Decision(None, mask_row(self.config, site).to(x_BIHW).expand(len(x_BIHW), -1))
+        return Decision(None, mask_row(self.config.kept, site).to(x_BIHW).expand(len(x_BIHW), -1))
 
     def loss(self, step: Step) -> Tensor:
         return step.logits_BK.new_zeros(())
 
 
-def mask_row(config: Fixed, site: Site) -> Tensor:
-    """The mask of any image at a site, (1, O)."""
-    kept = (config.kept or {}).get(site.name)
-    if kept is None:
+def mask_row(kept: Mapping[str, tuple[int, ...]] | None, site: Site) -> Tensor:
+    """The mask of any image at a site, (1, O), where ``kept`` names the filters that run; all where it does not."""
+    filters = (kept or {}).get(site.name)
+    if filters is None:
         return torch.ones(1, site.filters)
-    return torch.zeros(1, site.filters).index_fill(1, torch.tensor(kept, dtype=torch.long), 1.0)
+    return torch.zeros(1, site.filters).index_fill(1, torch.tensor(filters, dtype=torch.long), 1.0)
+
+
+def check_kept(kept: Mapping[str, tuple[int, ...]] | None, sites: Mapping[str, Site], who: str) -> None:
+    """Raise unless the filters named are there; ``who`` is the option they come from."""
+    for name, filters in (kept or {}).items():
+        if name in sites and not all(0 <= o < sites[name].filters for o in filters):
+            raise ConfigError(f"{who}[{name!r}] must be in 0..{sites[name].filters - 1}, got {filters}")

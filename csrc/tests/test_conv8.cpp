@@ -107,7 +107,7 @@ Layer ragged(Numbers& numbers) {
                     groups * numbers.in(1, 9),
                     kernel,
                     numbers.in(1, 3),
-                    numbers.in(0, 3),
+                    numbers.in(0, 9) ? numbers.in(0, 3) : numbers.in(4, 150),
                     groups,
                     numbers.in(1, 3),
                     numbers.coin() ? numbers.in(1, 6) : 0};

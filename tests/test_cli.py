@@ -34,7 +34,7 @@ epochs = 1
 lr = 0.05
 """
 COMMANDS = [
-    *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift", "analyze"),
+    *("estimate", "solve", "train", "eval", "compile", "export", "run", "bench", "shift", "speedup", "analyze"),
     *("report", "reproduce", "zoo", "info", "data", "demo", "serve", "doctor", "completion"),
 ]
 GROUPS = ["results"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import SHAPE, Net, bn, conv, fc, images
+from nets import SHAPE, Net, bn, conv, fc, images, option_a_net
 from small import tiny_images, tiny_plain
 from torch import Tensor
 
+import cofire
 from cofire import LCS, ConfigError, GatedModel, Recipe, evaluate, fit, gate, mask_loss
 
 
@@ -112,6 +113,28 @@ def test_trained_it_comes_closer_to_its_target() -> None:
     assert sum(report.keep_rate.values()) / len(report.keep_rate) < 0.8
     for name, part in gated.gates.items():
         assert len(part.gates_NO.gt(0).unique(dim=0)) <= 4, name
+
+
+def test_the_engine_chooses_and_scales_as_pytorch_does() -> None:
+    gated, x = chosen_at_random(option_a_net().eval()).eval(), images(32)
+    with torch.no_grad():
+        logits = gated(x)
+    engine = cofire.compile(gated)
+    torch.testing.assert_close(engine(x), logits, rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(torch.from_numpy(engine.last_masks[name]), mask) for name, mask in gated.masks.items())
+    assert len(gated.masks["a2"].unique(dim=0)) > 1
+    assert (engine.last_masks["gates.a2"].sum(1) == 1).all()  # one action for each image
+    executed = gated.cost().executed
+    assert {name: engine.last_macs[name].tolist() for name in executed} == {n: m.tolist() for n, m in executed.items()}
+
+
+def test_what_the_engine_is_told_is_the_same_choice() -> None:
+    """`LinearHead.chosen` is the definition of what `lower` gives."""
+    gated, x = chosen_at_random(net()), images(32)
+    with torch.no_grad():
+        gated(x)
+        head = gated.gates.lower(gated.gates.sites["one"])
+        assert torch.equal(head.chosen(x, 0.0), gated.masks["one"])
 
 
 def test_options_out_of_range_are_refused() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 import cofire
 from cofire import ConfigError, Fixed, Recipe, create_backbone, data, evaluate, fit, fit_heads, gate, static_twin, trace
 from cofire.gates import ftwt_offline, lockstep
-from cofire.gates.heads import Head
+from cofire.gates.heads import PoolingHead
 from cofire.gates.lockstep import refit
 from cofire.graph.placement import place
 from cofire.graph.units import Placement
@@ -76,7 +76,7 @@ def test_it_is_saved_loaded_and_compiled_like_any_other(trained: nn.Module, tmp_
 
 def test_the_standardisation_folds_into_the_linear_map() -> None:
     torch.manual_seed(0)
-    head = Head(3, 5, pool="both", softmax=False, bias=True, standardise=True)
+    head = PoolingHead(3, 5, pool="both", softmax=False, bias=True, standardise=True)
     head(torch.randn(20, 3, 4, 4) * 3 + 1)  # statistics
     x, (weight, bias) = torch.randn(7, 3, 4, 4), head.eval().folded()
     features = torch.cat([x.amax((2, 3)), x.mean((2, 3))], 1)
@@ -93,7 +93,7 @@ def ridge(x: np.ndarray, wanted: np.ndarray, strength: float) -> np.ndarray:
 def test_a_head_is_the_ridge_regression_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     features, target = torch.randn(200, 6, generator=generator), torch.randn(200, 4, generator=generator)
-    head = Head(3, 4, pool="both", softmax=False, bias=True, standardise=True)
+    head = PoolingHead(3, 4, pool="both", softmax=False, bias=True, standardise=True)
     monkeypatch.setattr(ftwt_offline, "_RIDGES", (1e-3,))
     without_itself = ftwt_offline._fit(head, features, target).numpy()
     x = ((features - features.mean(0)) / features.std(0, unbiased=False)).double().numpy()
@@ -112,7 +112,7 @@ def test_a_head_is_the_ridge_regression_of_its_target(monkeypatch: pytest.Monkey
 def test_few_images_and_many_features_ask_for_a_strong_ridge() -> None:
     generator = torch.Generator().manual_seed(0)
     features, noise = torch.randn(40, 60, generator=generator), torch.randn(40, 3, generator=generator)
-    head = Head(30, 3, pool="both", softmax=False, bias=True, standardise=True)
+    head = PoolingHead(30, 3, pool="both", softmax=False, bias=True, standardise=True)
     ftwt_offline._fit(head, features, noise)
     with torch.no_grad():
         learnt = head.eval().linear(head.norm(features))

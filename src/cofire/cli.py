@@ -17,6 +17,7 @@ from cofire.analysis.figures import trade_off
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
+from cofire.comparison.command import compare
 from cofire.completion import script, verbs
 from cofire.doctor import doctor
 from cofire.errors import ConfigError, unknown
@@ -27,6 +28,8 @@ from cofire.experiments.provenance import version
 from cofire.experiments.recipes import read_experiment
 from cofire.experiments.reproduce import made_on, run_missing, tables
 from cofire.experiments.reproduce import reproduce as reproduce_table
+from cofire.experiments.twin import train_twin
+from cofire.exporting import export
 from cofire.files.atomic import write_json
 from cofire.gates.base import gate_types
 from cofire.gates.gating import GatedModel, describe_backbone
@@ -131,20 +134,25 @@ def train(
     overrides: Overrides = None,
     result: Annotated[Path | None, typer.Option(help="Also copy result.json to this file.")] = None,
     track: Annotated[str | None, typer.Option(help="Also report to tensorboard, trackio or wandb.")] = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Then train its static twin the same way, in OUT/twin.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, test it once, save model and result. Killed and called again, it goes on where it was."""
     finished = runs.train_experiment(read_experiment(recipe, overrides or ()), out_folder, track=track)
+    if twin:
+        train_twin(out_folder, track=track)
+        finished = runs.read_result(out_folder)
     if not processes().is_main_process:
         return  # one of several processes says it for all
     if result is not None:
         write_json(result, finished)
     test = finished["test"]
     saved = ", ".join(f"{column} {100 * share:.1f} %" for column, share in test["reduction"].items())
+    beside = f"; static twin: top-1 {100 * finished['twin']['top1']:.2f} %" if "twin" in finished else ""
     show(
         as_json,
         finished,
-        f"top-1 {100 * test['top1']:.2f} % on {test['n']} test images; MACs saved: {saved}\n"
+        f"top-1 {100 * test['top1']:.2f} % on {test['n']} test images; MACs saved: {saved}{beside}\n"
         f"model and result in {out_folder}; look closer: cofire eval {out_folder}",
     )
 
@@ -200,9 +208,11 @@ def run(
 
 
 app.command(name="bench")(bench)
+app.command(name="export")(export)
 app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
+app.command(name="compare")(compare)
 app.command(name="serve")(serve)
 app.command(name="doctor")(doctor)
 app.command(name="speedup")(speedup)

@@ -92,11 +92,22 @@ class GateConfig(Placement):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
     foretold: ClassVar[bool] = False
     """Whether `estimate` can tell what it will cost before training; such a config has a ``ratio``."""
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
+    """The forms of the method that `compare` runs, by what is put behind its name; none for what is no method."""
 
     @property
     def label(self) -> str:
         """The method and its knob in a few words, for tables."""
         return type(self).__name__
+
+    @property
+    def knob(self) -> str | None:
+        """The option by which `compare` meets a budget; None if there is none, so that the cost is what comes out.
+
+        ``macs`` is the budget itself, ``signature`` the number of filters per group; any other is a number in (0, 1]
+        with which the cost grows.
+        """
+        return None
 
     @classmethod
     def preset(cls, name: str, **options: Any) -> Self:
@@ -276,6 +287,8 @@ class LinearHead:
         scale: filters that run are multiplied with max(logit, 0), ``shift`` (O,) is added.
         source: the head reads what this module makes of the image, not the site's input. A single row of ``weight``
             decides for a branch as a whole.
+        choice: the head reads what this one chooses on the site's input, 1 or 0 for each of its rows: ``weight`` has as
+            many columns.
     """
 
     weight: Tensor
@@ -286,6 +299,7 @@ class LinearHead:
     scale: bool = False
     shift: Tensor | None = None
     source: nn.Module | None = None
+    choice: LinearHead | None = None
 
     def chosen(
         self, x_BIHW: Tensor, threshold: float, pooled: Callable[[Tensor], Tensor] = lambda x_BI: x_BI
@@ -302,7 +316,10 @@ class LinearHead:
             "abs": lambda: [flat_BIS.abs().mean(2)],
             "both": lambda: [flat_BIS.amax(2), flat_BIS.mean(2)],
         }
-        features = torch.cat([pooled(part) for part in pools[self.pool]()], 1)
+        if self.choice is None:
+            features = torch.cat([pooled(part) for part in pools[self.pool]()], 1)
+        else:
+            features = self.choice.chosen(x_BIHW, threshold, pooled).to(self.weight.dtype)
         features = torch.softmax(features, 1) if self.softmax else features
         logits_BO = nn.functional.linear(features, self.weight, self.bias)
         if self.top is None:

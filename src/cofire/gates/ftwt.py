@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from cofire.errors import ConfigError, TrainingError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
-from cofire.gates.fixed import check_kept, mask_row
-from cofire.gates.heads import Head
+from cofire.gates.fixed import check_kept, constant_head, mask_row
+from cofire.gates.heads import PoolingHead
 from cofire.gates.losses import mask_bce
 from cofire.gates.pooling import peak
 from cofire.gates.targets import activity, largest, mass_levels, nested, top_target
@@ -34,7 +34,7 @@ class FTWT(GateConfig):
             ``cofire.signatures``.
         fixed: group -> the filters that run for every image, by their index; such a group has no head.
         why: group -> what was decided on it, in words; ``print(gated.units)`` shows them.
-        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.Head``.
+        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.PoolingHead``.
         select: which filters run: those with a logit above the threshold, or as many of the ``top`` logits as the
             signature says, so that every image costs the same.
         saliency: what makes a filter strong in a target: its ``max`` response, the ``l2`` norm of its map, or its
@@ -79,10 +79,15 @@ class FTWT(GateConfig):
     }
 
     foretold: ClassVar[bool] = True
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "paper": presets["paper"], "top": {"select": "top"}}
 
     @property
     def label(self) -> str:
         return f"FTWT r = {self.ratio:g}" if self.signature is None else "FTWT, fixed k"
+
+    @property
+    def knob(self) -> str:
+        return "signature" if self.select == "top" else "ratio"
 
     def __post_init__(self) -> None:
         check(self)
@@ -105,7 +110,7 @@ class FTWTGate(nn.Module):
         self.k = None if self.fixed else _kept(site, config)
         if self.fixed:
             return
-        self.head = Head(
+        self.head = PoolingHead(
             site.units[0].in_channels,
             site.filters,
             pool=config.pool,
@@ -138,8 +143,7 @@ class FTWTMethod(AbstractMethod):
         if config.select == "top":
             self.threshold = None
         check_kept(config.fixed, self.sites, "FTWT.fixed")
-        self._colours = graph.input_shape[0]
-        self._glance = nn.AdaptiveAvgPool2d(1)
+        self._colours, self._glance = graph.input_shape[0], nn.AdaptiveAvgPool2d(1)
         self.hold({name: FTWTGate(site, config) for name, site in self.sites.items()})
         self._forget()
 
@@ -161,7 +165,7 @@ class FTWTMethod(AbstractMethod):
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         if self[site.name].fixed:
-            return Decision(None, mask_row(self.config.fixed, site).to(x_BIHW).expand(len(x_BIHW), -1))
+            return Decision(None, mask_row(self.config.fixed, site).to(x_BIHW).expand(x_BIHW.shape[0], -1))
         head = self[site.name].head
         logits_BO = head(x_BIHW) if self.joint else head(x_BIHW.detach(), self._known_peak(site, x_BIHW))
         mask_BO = self._on(site, logits_BO).to(logits_BO.dtype)
@@ -261,23 +265,18 @@ class FTWTMethod(AbstractMethod):
         return dataclasses.replace(self.config, signature=signature, fixed=dict(fixed), why=dict(why), always=True)
 
     def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
-        before: Head = other[site.name].head
+        before: PoolingHead = other[site.name].head
         self[site.name].head.load_state_dict(before.narrowed(filters_O, inputs_I))
 
     # The engine runs it
 
     def lower(self, site: Site) -> LinearHead:
         if self[site.name].fixed:
-            return self._constant(mask_row(self.config.fixed, site)[0])
+            return constant_head(mask_row(self.config.fixed, site)[0], self._colours, self._glance)
         head = self[site.name].head
         weight, bias = head.folded()
         top = self._top(site) if self.config.select == "top" else None
         return LinearHead(weight=weight, bias=bias, pool=head.pool, softmax=head.softmax, top=top)
-
-    def _constant(self, row_O: Tensor) -> LinearHead:
-        """The same filters for every image: of the image's mean colour, nothing."""
-        nothing_OC = torch.zeros(len(row_O), self._colours)
-        return LinearHead(weight=nothing_OC, bias=row_O, pool="avg", top=int(row_O.sum()), source=self._glance)
 
 
 def _kept(site: Site, config: FTWT) -> int | None:

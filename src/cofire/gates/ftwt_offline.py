@@ -26,7 +26,7 @@ from cofire.gates.base import Decision
 from cofire.gates.fixed import Fixed, mask_row
 from cofire.gates.ftwt import FTWT
 from cofire.gates.gating import GatedModel, gate
-from cofire.gates.heads import Head
+from cofire.gates.heads import PoolingHead
 from cofire.gates.lockstep import chunks, refit
 from cofire.gates.targets import largest
 from cofire.graph.cost import cost
@@ -80,15 +80,21 @@ def static_twin(model: nn.Module, gated: GatedModel, loader: AnyLoader, *, image
         loader: the images that the filters' rates are counted on.
     """
     batches = first_images(loader, images)
-    chosen: dict[str, tuple[int, ...]] = {}
-    for name, rate_O in keep_rates(gated, batches).items():
-        most_often_first = rate_O.argsort(descending=True, stable=True).tolist()
-        chosen[name] = tuple(sorted(most_often_first[: max(1, round(float(rate_O.sum())))]))
+    chosen = most_often_on(gated, batches)
     config, shape = Fixed(kept=chosen, always=True), gated.graph.input_shape
     twin = gate(model, config, filter_fn=lambda unit: unit.group in chosen, input_shape=shape).eval()
     rows = {name: mask_row(chosen, site) for name, site in twin.gates.sites.items()}
     refit(twin.graph, copy.deepcopy(model).eval(), batches, lambda site, _: rows[site.name], "fitting the twin")
     return twin
+
+
+def most_often_on(gated: GatedModel, batches: Sequence[Tensor]) -> dict[str, tuple[int, ...]]:
+    """Group -> as many filters as run in the mean over images, those that run most often, by their index."""
+    chosen: dict[str, tuple[int, ...]] = {}
+    for name, rate_O in keep_rates(gated, batches).items():
+        most_often_first = rate_O.argsort(descending=True, stable=True).tolist()
+        chosen[name] = tuple(sorted(most_often_first[: max(1, round(float(rate_O.sum())))]))
+    return chosen
 
 
 def keep_rates(gated: GatedModel, batches: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -200,7 +206,7 @@ def _look(probe: GatedModel, batches: Sequence[Tensor]) -> dict[str, _Seen]:
 @contextmanager
 def _watched_inputs(probe: GatedModel, features: Mapping[str, list[Tensor]]) -> Iterator[None]:
     """Inside the block what heads would see of each group's input is kept."""
-    pooled = Head(1, 1, pool="both", softmax=False, bias=False).pooled
+    pooled = PoolingHead(1, 1, pool="both", softmax=False, bias=False).pooled
 
     def keep(name: str, conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         features[name].append(pooled(inputs[0].detach()))
@@ -293,7 +299,7 @@ def _lost(worth_O: Tensor) -> Tensor:
 def _logits(seen: _Seen) -> Tensor:
     """What a head would say of each image, (N, O)."""
     inputs, filters = seen.features_NF.shape[1] // 2, seen.saliency_NO.shape[1]
-    head = Head(inputs, filters, pool="both", softmax=False, bias=True, standardise=True)
+    head = PoolingHead(inputs, filters, pool="both", softmax=False, bias=True, standardise=True)
     return _fit(head, seen.features_NF, _relative(seen.saliency_NO))
 
 
@@ -316,7 +322,7 @@ def _relative(saliency_NO: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _fit(head: Head, features_NF: Tensor, target_NO: Tensor) -> Tensor:
+def _fit(head: PoolingHead, features_NF: Tensor, target_NO: Tensor) -> Tensor:
     """The head's statistics and linear map by ridge regression, in closed form, in place.
 
     Returns:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from cofire.errors import ConfigError
 from cofire.files.strict import check
-from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
 from cofire.graph.graph import Graph
 from cofire.graph.placement import Filter, place
 from cofire.graph.units import Site
@@ -64,10 +64,13 @@ class LCSGate(nn.Module):
         self.linear = nn.Linear(site.units[0].in_channels, actions, bias=False)
         self.gates_NO = nn.Parameter(torch.ones(actions, site.filters))
 
+    def rows(self) -> Tensor:
+        """The directions of the head's rows, (N, I): their lengths do not count."""
+        return F.normalize(self.linear.weight, dim=1)
+
     def logits(self, x_BIHW: Tensor) -> Tensor:
-        """Of each action, (B, N): by the directions of the head's rows, not by their lengths."""
-        rows_NI = F.normalize(self.linear.weight, dim=1)
-        return F.linear(x_BIHW.flatten(2).mean(2), rows_NI).to(rows_NI.dtype)
+        """Of each action, (B, N)."""
+        return F.linear(x_BIHW.flatten(2).mean(2), self.rows()).to(self.linear.weight.dtype)
 
 
 @final
@@ -96,6 +99,12 @@ class LCSMethod(AbstractMethod):
         else:
             gates_BO = gate.gates_NO[logits_BN.argmax(1)]
         return Decision(None, (gates_BO.detach() > 0).to(gates_BO.dtype), gates_BO)
+
+    def lower(self, site: Site) -> LinearHead:
+        gate = self[site.name]
+        choice = LinearHead(weight=gate.rows(), bias=None, pool="avg", top=1)
+        shift = torch.zeros(site.filters)
+        return LinearHead(weight=gate.gates_NO.T, bias=None, scale=True, shift=shift, choice=choice)
 
     def loss(self, step: Step) -> Tensor:
         gates = [decision.scale_BO.flatten() for decision in step.decisions.values() if decision.scale_BO is not None]

@@ -40,7 +40,7 @@ class Unit:
     """Why it is not gated, in words a user understands; of a gated unit, what is known of its gate, if anything."""
 
 
-Kind = Literal["filters", "pixels", "block"]
+MaskKind = Literal["filters", "pixels", "block"]
 """What a mask switches off: filters of units, positions of a unit's output, a residual branch as a whole."""
 
 
@@ -49,7 +49,7 @@ class Site:
     """A place where one decision is taken per sample: on the output of ``x``, masking the output of ``out``."""
 
     name: str
-    kind: Kind
+    kind: MaskKind
     x: str
     """Graph op whose output the decision is taken on."""
     first: str

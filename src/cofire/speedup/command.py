@@ -14,8 +14,9 @@ from cofire.errors import ConfigError
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
 from cofire.gates.persistence import save
-from cofire.runtime.engine import Engine, normalised
+from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
+from cofire.runtime.program import normalised
 from cofire.speedup.measure import Speedup
 from cofire.speedup.models import SIZE, Named, named_model
 from cofire.speedup.pictures import read_pictures

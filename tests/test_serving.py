@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from served import LENGTH, Hammer, Server, binary, serving
 from small import tiny_gated, tiny_plain
+from torch import nn
 
 import cofire
 from cofire.errors import ConfigError, FileError
 from cofire.runtime.engine import Engine
 from cofire.runtime.observed import Observed, observe, read_observed, write_observed
+from cofire.serving.models import load_models
 from cofire.serving.protocol import parse
 
 
@@ -304,6 +307,23 @@ def test_what_is_observed_is_what_the_engine_does(engine: Engine, tmp_path: Path
     write_observed(Observed(n=1, rates={}, thresholds=(), macs=()), tmp_path / "b.cofire")
     with pytest.raises(FileError, match="is not of this program"):
         read_observed(tmp_path / "b.cofire", engine)
+
+
+class TwoHeads(nn.Module):
+    """Gives a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 2, 3), nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.a(x).mean((2, 3)), self.b(x).mean((2, 3))
+
+
+def test_a_program_with_several_outputs_is_refused_by_name(tmp_path: Path) -> None:
+    path = cofire.compile(TwoHeads(), (1, 8, 8)).save(tmp_path / "two.cofire")
+    with pytest.raises(ConfigError, match=r"two\.cofire must give one tensor to be served, got 2"):
+        load_models([str(path)])
 
 
 def test_a_request_parses_to_its_images_and_wishes() -> None:

@@ -71,10 +71,10 @@ def _subject(
     name: str, engine: Engine, card: Card | None, gated: GatedModel | None, run: Path | None, pictures: int
 ) -> Subject:
     channels, height, width = engine.input_shape
-    if height != width or channels not in (1, 3) or len(engine.output_shape) != 1:
+    if height != width or channels not in (1, 3) or [len(shape) for shape in engine.output_shapes] != [1]:
         raise ConfigError(
             f"the page needs a model of square pictures with 1 or 3 channels that gives a vector, got "
-            f"{engine.input_shape} -> {engine.output_shape}; look at it with `cofire analyze`"
+            f"{engine.input_shape} -> {engine.output_shapes}; look at it with `cofire analyze`"
         )
     pixels_NCHW, images = _pictures(run, engine.input_shape, pictures)
     x_NCHW = as_input(pixels_NCHW)

@@ -64,6 +64,10 @@ def load_models(programs: Sequence[str]) -> dict[str, Model]:
         if name in models:
             raise ConfigError(f"each model must have a name of its own, got {name!r} twice: NAME={path}")
         engine = load_program(file)
+        if not isinstance(engine(np.zeros((1, *engine.input_shape), np.float32)), np.ndarray):
+            raise ConfigError(
+                f"{file} must give one tensor to be served, got {len(engine.output_shapes)} in a structure"
+            )
         observed = read_observed(file, engine)
         models[name] = Model(name=name, engine=engine, observed=observed, metrics=Metrics(observed))
     return models

@@ -54,7 +54,7 @@ def completed(*words: str) -> list[str]:
 
 def test_bash_completes_verbs_options_and_files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(completed("")) >= {name.split()[0] for name in COMMANDS}
-    assert completed("comp") == ["compile", "completion"]
+    assert completed("compi") == ["compile"]
     assert completed("solve", "--la") == ["--latency-ms"]
     assert completed("results", "ta") == ["table"]
     assert completed("results", "table", "--wr") == ["--write"]

@@ -11,13 +11,14 @@ import typer
 from cofire.experiments.runs import run_card
 from cofire.export import to_onnx
 from cofire.gates.persistence import load
+from cofire.shell import AsJson
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run that `cofire train` made.", metavar="RUN")],
     path: Annotated[Path, typer.Option("--out", "-o", help="The ONNX file to write, e.g. model.onnx.")],
     batch: Annotated[int | None, typer.Option(min=1, help="Images per call; default: any number.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """A run's model as an ONNX file for other engines; a gated one with its gates as multiplications."""
     card = run_card(run)

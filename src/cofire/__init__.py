@@ -74,6 +74,7 @@ The files, in the data's way; each imports only from files above it:
         folding.py       a program -> the same function in fewer ops
         building.py      ops under construction
         elementwise.py   a function of one element -> scale and shift, or an activation
+        maps.py          resampling, reductions, softmax, norms and standardised weights -> attrs, by trying
         windows.py       arguments of convs and poolings -> kernel, stride, padding
         gates.py         units and gates -> which calls carry which gate
         lowering.py      model -> program
@@ -99,7 +100,7 @@ The files, in the data's way; each imports only from files above it:
         processes.py     the processes of a run
         averaging.py     a moving average of weights
         callbacks.py     what may be done to a run from outside
-        layout.py        weights laid out for fast steps
+        memory_format.py  weights laid out for fast steps
         setup.py         what learns, and its seeds
         task.py          output and target -> loss
         loop.py          fit()
@@ -174,6 +175,15 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    comparison/
+        contenders.py    every registered method, and its experiment at a budget
+        jobs.py          one method, one seed, one folder
+        cluster.py       the same on Ray
+        timing.py        milliseconds of all in the engine
+        table.py         what was found, as a table and as JSON
+        plot.py          accuracy against MACs and milliseconds
+        compare.py       compare(recipes, methods, macs) -> Comparison
+        command.py       its command line
     speedup/
         models.py        a name on the command line -> a dense model and its card
         pictures.py      a folder or a NumPy file -> pictures as a model expects them
@@ -184,6 +194,12 @@ The files, in the data's way; each imports only from files above it:
     demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
+    explore/
+        subject.py       what is looked at: an engine, pictures, the model
+        look.py          one picture through it, all filters and gated
+        drawing.py       that as HTML: cards, a wall of lights, heatmaps
+        page.py          the page
+        command.py       its command line
     completion.py        scripts for shells, made of the command line
     public.py            every name of `cofire`
     cli.py               the command line
@@ -197,6 +213,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cofire.errors import (
+    BusyError,
     CofireError,
     CompileError,
     ConfigError,
@@ -225,9 +242,11 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "BusyError",
     "CGNet",
     "Card",
     "CofireError",
+    "Comparison",
     "CompileError",
     "ConfigError",
     "Cost",
@@ -263,6 +282,7 @@ __all__ = [
     "Units",
     "analysis",
     "calibrate",
+    "compare",
     "compile",
     "cost",
     "create_backbone",

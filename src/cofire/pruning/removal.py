@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from cofire.errors import NoUnitError, TraceError
 from cofire.graph.graph import Graph, trace
 from cofire.graph.ops import DEAD, LIVE, Op
-from cofire.pruning.channels import Channels, Group, ids
+from cofire.pruning.channels import ChannelGroup, Channels, ids
 from cofire.pruning.flow import Arrivals, arrivals, blamed
 
 _TRIALS = 2  # subsets of channels that must pass every split, shuffle and padding
@@ -188,7 +188,7 @@ class _Rules:
                 alike = tuple(written), tuple(readers.get(root, ())), root in summed
                 members.setdefault(alike, []).append(root)
         channel_of_root = torch.full((self.num_ids,), -1)
-        groups: dict[str, Group] = {}
+        groups: dict[str, ChannelGroup] = {}
         for (places, reading, stream), roots in members.items():
             if len(roots) == 1:  # a group keeps at least one
                 pinned[roots[0]] = "its channels could only leave all at once"
@@ -201,7 +201,7 @@ class _Rules:
             filters = {layers[place][1].module: local[ids(layers[place][0].own)] for place in places}
             inputs = {mixing[place][1].module: local[ids(mixing[place][0].reads[0])] for place in reading}
             name = _fresh(next(layers[place][1].module for place in places if _has_map(layers[place][0])), groups)
-            groups[name] = Group(name, len(roots), filters, inputs, stream)
+            groups[name] = ChannelGroup(name, len(roots), filters, inputs, stream)
         reasons = {
             conv.module: next((pinned[root] for root in root_of[ids(op.own)].tolist() if root in pinned), _TOO_SMALL)
             for op, conv in layers

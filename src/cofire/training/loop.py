@@ -26,7 +26,7 @@ from cofire.data.feeding import AnyLoader, checked, map_tensors, num_batches
 from cofire.data.images import Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Metric, Report, evaluate
-from cofire.files.atomic import read_json, write_json
+from cofire.files.atomic import read_json, remove, write_json
 from cofire.files.strict import same_run, unstructure
 from cofire.files.tensors import read_tensors, write_tensors
 from cofire.gates.gating import GatedModel, describe_backbone, gated_parts, has_gates, mask_loss, num_filters
@@ -36,8 +36,8 @@ from cofire.training import tracking
 from cofire.training.averaging import Average
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.checkpoints import CheckpointFolder, capture, restore
-from cofire.training.layout import channels_last, to_channels_last
 from cofire.training.log import RunLog
+from cofire.training.memory_format import channels_last, to_channels_last
 from cofire.training.processes import together
 from cofire.training.recipe import Recipe
 from cofire.training.setup import described, length, only_learning, parameter_groups, seed
@@ -341,7 +341,7 @@ class _Run:
         self.folder.write(capture(self.step, self.model, [self.optimizer, *self.own_optimizers], state, parts))
         for path in self.folder.folder.glob("best-*.safetensors"):
             if self.epochs and path != self._best_path(self._selected()):
-                path.unlink()
+                remove(path)
 
     def _resume(self) -> None:
         if self.out is None or self.folder is None:

@@ -50,7 +50,7 @@ class FixedMethod(AbstractMethod):
         return 0
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
-        return Decision(None, mask_row(self.config.kept, site).to(x_BIHW).expand(len(x_BIHW), -1))
+        return Decision(None, mask_row(self.config.kept, site).to(x_BIHW).expand(x_BIHW.shape[0], -1))
 
     def lower(self, site: Site) -> LinearHead:
         return constant_head(mask_row(self.config.kept, site)[0], self._colours, self._glance)

@@ -165,7 +165,7 @@ class FTWTMethod(AbstractMethod):
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         if self[site.name].fixed:
-            return Decision(None, mask_row(self.config.fixed, site).to(x_BIHW).expand(len(x_BIHW), -1))
+            return Decision(None, mask_row(self.config.fixed, site).to(x_BIHW).expand(x_BIHW.shape[0], -1))
         head = self[site.name].head
         logits_BO = head(x_BIHW) if self.joint else head(x_BIHW.detach(), self._known_peak(site, x_BIHW))
         mask_BO = self._on(site, logits_BO).to(logits_BO.dtype)

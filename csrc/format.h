@@ -6,7 +6,7 @@
 
 namespace cofire {
 
-inline constexpr int64_t kOldest = 1, kVersion = 2;  // of the format
+inline constexpr int64_t kOldest = 1, kVersion = 3;  // of the format
 
 // Limits keep every position that an engine computes along one axis below 2^23, and every map and window, padding
 // included, within an int.
@@ -16,5 +16,7 @@ inline constexpr int64_t kMaxReach = int64_t(1) << 22;    // of a move's positio
 inline constexpr int64_t kMaxBuffer = int64_t(1) << 28;   // floats of one buffer
 inline constexpr int64_t kMaxBuffers = int64_t(1) << 30;  // floats of all buffers
 inline constexpr size_t kMaxOps = 100000;
+inline constexpr size_t kMaxOutputs = 256;
+inline constexpr size_t kMaxDigits = 8;  // of a strided op
 
 }  // namespace cofire

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from math import ceil, floor, prod
+from itertools import product
+from math import ceil, floor, pi, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -24,15 +25,21 @@ from cofire.runtime.program import (
     Affine,
     Cat,
     Conv,
+    Deconv,
     Flatten,
     Gate,
     Head,
     Move,
     Mul,
+    Norm,
     Op,
     Pool,
     Program,
+    Reduce,
+    Resample,
     Rescale,
+    Softmax,
+    Strided,
     kind_of,
 )
 
@@ -104,9 +111,9 @@ def trace(
             value = (_conv if isinstance(op, Conv) else _rescale)(op, sources, mask, program.buffers[op.dst], factor)
         else:
             value = _OPS[type(op)](op, sources, mask, program.buffers[op.dst])
-        if isinstance(op, Conv):
-            done.macs[op.name] = _macs(op, buffers[op.src[0]].live, mask, program.buffers[op.dst])
-        elif mask is not None:
+        if isinstance(op, Conv | Deconv):
+            done.macs[op.name] = _macs(op, buffers[op.src[0]], mask, program.buffers[op.dst])
+        if mask is not None and not isinstance(op, Conv):
             value = Value(value.data, value.live & mask)
         assert value.data.shape == (len(x), *program.buffers[op.dst]), f"{op.name} gives {tuple(value.data.shape)}"
         assert value.live.shape == value.data.shape[:2]
@@ -212,10 +219,24 @@ def _act(op: Conv | Affine | Activation | Add | Mul | Rescale, x: Tensor) -> Ten
             return torch.sigmoid(x)
         case "hardsigmoid":
             return (x + 3).clamp(0, 6) / 6
+        case "gelu":
+            return x * (1 + torch.erf(x / 2**0.5)) / 2
+        case "gelu_tanh":
+            return x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
+        case "elu":
+            return torch.where(x < 0, op.slope * torch.expm1(x), x)
+        case "tanh":
+            return torch.tanh(x)
+        case "hardtanh":
+            return x.clamp(-op.slope, op.slope)
+        case "mish":
+            return x * torch.tanh(F.softplus(x))
+        case "softplus":
+            return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
 
 
 def _keeps_zero(op: Activation | Add | Mul) -> bool:
-    return op.act not in ("sigmoid", "hardsigmoid")
+    return op.act not in ("sigmoid", "hardsigmoid", "softplus")
 
 
 def _conv(
@@ -241,11 +262,15 @@ def _conv(
     return Value(_act(op, y), live)
 
 
-def _macs(op: Conv, live_in: Tensor, mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
-    """For each group of the conv: live inputs times filters that are on; times taps times output positions."""
+def _macs(op: Conv | Deconv, src: Value, mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
+    """For each group of the conv: live inputs times filters that are on; times taps times output positions.
+
+    A transposed conv takes its taps at the positions of its input.
+    """
+    live_in, size = src.live, src.data.shape[2:] if isinstance(op, Deconv) else shape[1:]
     live_out = live_in.new_ones(len(live_in), shape[0]) if mask is None else mask
     ins, outs = (live.unflatten(1, (op.groups, -1)).sum(2) for live in (live_in, live_out))
-    return (ins * outs).sum(1) * prod(op.kernel) * prod(shape[1:])
+    return (ins * outs).sum(1) * prod(op.kernel) * prod(size)
 
 
 def _affine(op: Affine, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
@@ -343,6 +368,91 @@ def _flatten(op: Flatten, src: list[Value], mask: Tensor | None, shape: tuple[in
     return Value(x.data.flatten(1)[:, :, None, None], x.live.repeat_interleave(prod(x.data.shape[2:]), 1))
 
 
+def _deconv(op: Deconv, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    """Each element of the source adds the kernel, times itself, to the output."""
+    (x,) = src
+    batch, channels, height, width = x.data.shape
+    weight = op.weight.to(x.data.dtype)
+    assert weight.shape == (channels, shape[0] // op.groups, *op.kernel)
+    top, left = op.padding[:2]
+    y = op.bias.to(x.data.dtype)[:, None, None].expand(batch, *shape).clone()
+    parts = torch.stack(
+        [
+            torch.einsum("bihw,iokl->bohwkl", part, own)
+            for part, own in zip(x.data.chunk(op.groups, 1), weight.chunk(op.groups), strict=True)
+        ],
+        1,
+    ).flatten(1, 2)
+    for row, column, i, j in product(range(height), range(width), range(op.kernel[0]), range(op.kernel[1])):
+        to_row = row * op.stride[0] + i * op.dilation[0] - top
+        to_column = column * op.stride[1] + j * op.dilation[1] - left
+        if 0 <= to_row < shape[1] and 0 <= to_column < shape[2]:
+            y[:, :, to_row, to_column] += parts[:, :, row, column, i, j]
+    return Value(y, torch.ones(y.shape[:2], dtype=torch.bool))
+
+
+def _resample(op: Resample, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    (x,) = src
+
+    def along(data: Tensor, places: tuple[int, ...], weights: Tensor, dim: int) -> Tensor:
+        taps = weights.shape[1]
+        assert len(places) == weights.numel()
+        lines = []
+        for at, row in enumerate(weights.to(data.dtype).tolist()):
+            line = torch.zeros_like(data.select(dim, 0))
+            for place, weight in zip(places[at * taps : (at + 1) * taps], row, strict=True):
+                if weight != 0:
+                    line = line + weight * data.select(dim, place)
+            lines.append(line)
+        return torch.stack(lines, dim)
+
+    return Value(along(along(x.data, op.rows, op.row_weights, 2), op.columns, op.column_weights, 3), x.live)
+
+
+def _strided(op: Strided, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    """A channel with elements of several channels is live, another if its own is."""
+    (x,) = src
+    batch, _channels, height, width = x.data.shape
+    assert prod(op.sizes) == prod(shape)
+    places = torch.tensor([op.begin])
+    for size, stride in zip(op.sizes, op.strides, strict=True):
+        places = (places[:, None] + stride * torch.arange(size)).flatten()
+    y = x.data.flatten(1)[:, places].view(batch, *shape)
+    of = (places // (height * width)).view(shape[0], -1)
+    mixed = (of != of[:, :1]).any(1)
+    return Value(y, x.live[:, of[:, 0]] | mixed)
+
+
+def _reduce(op: Reduce, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    (x,) = src
+    apart = x.data.unflatten(1, (-1, shape[0]))
+    y = {"sum": apart.sum(1), "avg": apart.mean(1), "max": apart.amax(1)}[op.op]
+    return Value(y, torch.ones(y.shape[:2], dtype=torch.bool))
+
+
+def _softmax(op: Softmax, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    (x,) = src
+    apart = x.data.unflatten(1, (op.ways, -1))
+    y = (apart.log_softmax(1) if op.log else apart.softmax(1)).flatten(1, 2)
+    return Value(y, torch.ones_like(x.live))
+
+
+def _norm(op: Norm, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    (x,) = src
+    scale, shift = (values.to(x.data.dtype)[:, None, None] for values in (op.scale, op.shift))
+    data = x.data
+    if op.over == "group":
+        grouped = data.reshape(len(data), op.groups, -1)
+        away = grouped - grouped.mean(2, keepdim=True)
+        y = (away / (away.square().mean(2, keepdim=True) + op.epsilon).sqrt()).view_as(data)
+    elif op.over == "l2":
+        y = data / data.square().sum(1, keepdim=True).sqrt().clamp(min=op.epsilon)
+    else:
+        away = data - data.mean(1, keepdim=True) if op.over == "layer" else data
+        y = away / (away.square().mean(1, keepdim=True) + op.epsilon).sqrt()
+    return Value(y * scale + shift, torch.ones_like(x.live))
+
+
 _OPS = {
     Conv: _conv,
     Affine: _affine,
@@ -353,6 +463,12 @@ _OPS = {
     Move: _move,
     Pool: _pool,
     Flatten: _flatten,
+    Deconv: _deconv,
+    Resample: _resample,
+    Strided: _strided,
+    Reduce: _reduce,
+    Softmax: _softmax,
+    Norm: _norm,
 }
 
 

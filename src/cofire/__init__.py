@@ -34,12 +34,15 @@ The files, in the data's way; each imports only from files above it:
         packages.py      networks of timm and torchvision
     graph/
         units.py         what can be switched off, and where gates may sit
+        following.py     torch.fx as far as it goes; the rest as it is
         tracing.py       nn.Module -> flat list of calls
         ops.py           what one call is
         walk.py          calls -> ops, by running them once
         graph.py         calls and ops -> Graph
         live.py          which channels can be non-zero at each op
         masks.py         what a mask switches off: filters, pixels, blocks
+        branches.py      residual branches, from fork to addition
+        hidden.py        convs inside what could not be followed
         placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/
@@ -50,6 +53,7 @@ The files, in the data's way; each imports only from files above it:
         base.py          what a method is; the registry of methods
         per_group.py     a method as one gate per group
         switchboard.py   what a gated forward calls at each site
+        forward.py       calls and sites -> the gated forward
         gating.py        gate(model, config) -> GatedModel
         fixed.py         the same filters for every image
         ftwt.py          Fire Together Wire Together
@@ -70,6 +74,7 @@ The files, in the data's way; each imports only from files above it:
         folding.py       a program -> the same function in fewer ops
         building.py      ops under construction
         elementwise.py   a function of one element -> scale and shift, or an activation
+        maps.py          resampling, reductions, softmax, norms and standardised weights -> attrs, by trying
         windows.py       arguments of convs and poolings -> kernel, stride, padding
         gates.py         units and gates -> which calls carry which gate
         lowering.py      model -> program
@@ -95,8 +100,9 @@ The files, in the data's way; each imports only from files above it:
         processes.py     the processes of a run
         averaging.py     a moving average of weights
         callbacks.py     what may be done to a run from outside
-        layout.py        weights laid out for fast steps
+        memory_format.py  weights laid out for fast steps
         setup.py         what learns, and its seeds
+        task.py          output and target -> loss
         loop.py          fit()
     pruning/
         channels.py      channels that leave together, and the MACs that remain
@@ -131,6 +137,7 @@ The files, in the data's way; each imports only from files above it:
         twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them
     export.py            model -> ONNX
+    exporting.py         its command line
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
         routes.py        clusters, core and silent filters, agreement, redundancy
@@ -168,6 +175,15 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    comparison/
+        contenders.py    every registered method, and its experiment at a budget
+        jobs.py          one method, one seed, one folder
+        cluster.py       the same on Ray
+        timing.py        milliseconds of all in the engine
+        table.py         what was found, as a table and as JSON
+        plot.py          accuracy against MACs and milliseconds
+        compare.py       compare(recipes, methods, macs) -> Comparison
+        command.py       its command line
     speedup/
         models.py        a name on the command line -> a dense model and its card
         pictures.py      a folder or a NumPy file -> pictures as a model expects them
@@ -178,6 +194,12 @@ The files, in the data's way; each imports only from files above it:
     demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
+    explore/
+        subject.py       what is looked at: an engine, pictures, the model
+        look.py          one picture through it, all filters and gated
+        drawing.py       that as HTML: cards, a wall of lights, heatmaps
+        page.py          the page
+        command.py       its command line
     completion.py        scripts for shells, made of the command line
     public.py            every name of `cofire`
     cli.py               the command line
@@ -191,6 +213,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cofire.errors import (
+    BusyError,
     CofireError,
     CompileError,
     ConfigError,
@@ -219,9 +242,11 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "BusyError",
     "CGNet",
     "Card",
     "CofireError",
+    "Comparison",
     "CompileError",
     "ConfigError",
     "Cost",
@@ -257,6 +282,7 @@ __all__ = [
     "Units",
     "analysis",
     "calibrate",
+    "compare",
     "compile",
     "cost",
     "create_backbone",

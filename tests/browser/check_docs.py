@@ -1,4 +1,4 @@
-"""The docs site in a real browser: every page loads, nothing comes from elsewhere, search finds. Run by `make browser`."""
+"""The docs site in a real browser: every page loads, nothing comes from elsewhere, search finds; by `make browser`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def address() -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def test_every_page_loads_from_this_host_alone(browser: Browser, address: str, w
 def test_search_finds_a_page(browser: Browser, address: str) -> None:
     page, messages, _ = opened(browser, 1440, "light")
     page.goto(address)
-    page.locator(".md-search__input").fill("static twin")
+    page.locator(".md-search__input").click()
+    page.keyboard.type("static twin", delay=20)
     page.locator(".md-search-result__item").first.wait_for()
     assert "twin" in page.locator(".md-search-result__list").inner_text().lower()
     assert messages == []

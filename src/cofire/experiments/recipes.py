@@ -50,11 +50,13 @@ class BackbonePart:
         weights: a .safetensors or .pth file, or the folder of an earlier dense run; ``run:NAME`` is the folder NAME
             below $COFIRE_RUNS (default: ~/.cache/cofire/runs), ``zoo:NAME`` a model that ships with cofire,
             ``published:NAME`` one of `cofire.backbones.published`.
+        new_head: the weights are of a network with other classes; the last layer begins with random weights.
         args: further arguments, e.g. ``width``.
     """
 
     name: str
     weights: str | None = None
+    new_head: bool = False
     args: dict[str, Any] = field(default_factory=dict)
 
 
@@ -116,6 +118,8 @@ class Experiment:
         if self.signature is not None and not _takes_signature(self.gate):
             got = type(self.gate).__name__ if self.gate else "none"
             raise ConfigError(f"[signature] needs a [gate] of a method that takes a signature, got {got}")
+        if self.prune is not None and self.prune.soft and self.gate is not None:
+            raise ConfigError("[prune] soft = true prunes while the run trains; with a [gate], set soft = false")
         if self.budget is not None and self.gate is None:
             raise ConfigError("[budget] sets thresholds of gates: it needs a section [gate]; [prune] has its own macs")
         if self.train.distill and self.backbone.weights is None:

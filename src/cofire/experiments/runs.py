@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cofire import data, signatures, zoo
-from cofire.backbones import Backbone, create_backbone
+from cofire.backbones import Backbone, create_backbone, load_weights
 from cofire.backbones.published import PREFIX, published_file
 from cofire.calibrate import calibrate
 from cofire.data.images import AbstractImages, Loader
@@ -31,7 +31,7 @@ from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
-from cofire.pruning import prune
+from cofire.pruning import SoftPruning, prune
 from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
 from cofire.runtime.observed import Observed, observe, write_observed
@@ -68,9 +68,14 @@ def read_sets(experiment: Experiment) -> Sets:
 def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
     """The plain backbone with its weights, fresh ones drawn from the seed; pruned if the experiment says so."""
     model = _whole_model(experiment, sets)
-    if experiment.prune is None:
+    if experiment.prune is None or _soft(experiment):
         return model
     return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=sets.train.shape)
+
+
+def _soft(experiment: Experiment) -> bool:
+    """Whether channels leave while the run trains, so that the model it begins with is the whole one."""
+    return experiment.prune is not None and experiment.prune.soft and experiment.train.epochs > 0
 
 
 def runs_root() -> Path:
@@ -111,17 +116,26 @@ def _whole_model(experiment: Experiment, sets: Sets) -> nn.Module:
     torch.manual_seed(experiment.train.seed)
     weights = weights_path(part.weights) if part.weights else None
     args = {"num_classes": len(sets.test.classes), **part.args}
-    if weights is not None and weights.is_dir():
+    model: nn.Module
+    if weights is not None and weights.is_dir() and part.new_head:
+        model = create_backbone(part.name, **args)
+        load_weights(model, weights / "model.safetensors", new_head=True)
+    elif weights is not None and weights.is_dir():
         fresh = create_backbone(part.name, **args)
         wanted, model = describe_backbone(fresh), load(weights)
         pruned = num_filters(model) != num_filters(fresh)
         if isinstance(model, GatedModel) or pruned or describe_backbone(model) != wanted:
             kind = "a gated model" if isinstance(model, GatedModel) else describe_backbone(model)
             found = "a pruned one" if describe_backbone(model) == wanted else kind
-            raise ConfigError(f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}")
+            raise ConfigError(
+                f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}; if only the classes "
+                "are others, new_head = true keeps the rest"
+            )
     else:
         published = part.weights is not None and part.weights.startswith(PREFIX)
-        model = create_backbone(part.name, weights=part.weights if published else weights, **args)
+        model = create_backbone(
+            part.name, weights=part.weights if published else weights, new_head=part.new_head, **args
+        )
     if isinstance(model, Backbone):
         model.input_shape = sets.train.shape
     trace(model, sets.train.shape)  # raises if the images do not fit
@@ -243,7 +257,13 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
         write_json(table_path, table)
         estimated = _estimated(experiment, sets, out / "estimate.json")
     teacher = _whole_model(experiment, sets) if recipe.distill else None
-    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track)
+    soft = []
+    if _soft(experiment):
+        assert experiment.prune is not None
+        soft = [SoftPruning(model, experiment.prune, input_shape=sets.train.shape)]
+    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track, callbacks=soft)
+    for pruning in soft:
+        model = pruning.cut(model, _ranking_images(experiment, sets))
     if main:
         meet_budget(model, experiment, sets)
         report = _tested(model, experiment, sets, "testing")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class Fixed(GateConfig):
     """
 
     kept: Mapping[str, tuple[int, ...]] | None = None
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:
         check(self)

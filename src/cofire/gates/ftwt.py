@@ -79,10 +79,15 @@ class FTWT(GateConfig):
     }
 
     foretold: ClassVar[bool] = True
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "paper": presets["paper"], "top": {"select": "top"}}
 
     @property
     def label(self) -> str:
         return f"FTWT r = {self.ratio:g}" if self.signature is None else "FTWT, fixed k"
+
+    @property
+    def knob(self) -> str:
+        return "signature" if self.select == "top" else "ratio"
 
     def __post_init__(self) -> None:
         check(self)

@@ -7,12 +7,13 @@ Shapes: B images, O filters of a group.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
-from cofire.runtime.outline import native, outline, read_content
+from cofire.runtime.outline import arranged, native, outline, read_content
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,8 +157,18 @@ class Engine:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of what the model says of one image."""
-        return self._outline.output_shape
+        """Of what the model says of one image; of the first output where there are several."""
+        return self._outline.output_shapes[0]
+
+    @property
+    def output_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every output for one image."""
+        return self._outline.output_shapes
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What the program says of its model, such as ``classes``."""
+        return self._outline.card
 
     @property
     def groups(self) -> dict[str, int]:
@@ -184,10 +195,12 @@ class Engine:
             threshold: of this call, in place of the engine's: filters with a logit above it run.
 
         Returns:
-            A tensor for a tensor, else an array.
+            A tensor for a tensor, else an array; where the model gives several, the same tuple, list or dict of them.
         """
-        output = self._run(self._images(x_BCHW), threads, threshold=threshold)
-        return sys.modules["torch"].from_numpy(output) if _is_tensor(x_BCHW) else output
+        outputs: list[Any] = self._run(self._images(x_BCHW), threads, threshold=threshold)
+        if _is_tensor(x_BCHW):
+            outputs = [sys.modules["torch"].from_numpy(output) for output in outputs]
+        return arranged(self._outline.structure, outputs)
 
     @property
     def last_masks(self) -> Masks:
@@ -259,11 +272,13 @@ class Engine:
         logits: NDArray[np.float32] | None = None,
         seconds: NDArray[np.float64] | None = None,
         threshold: float | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> list[NDArray[np.float32]]:
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, got {threads}")
         batch, last = len(x), self._last
-        output = np.empty((batch, *self.output_shape), np.float32)
+        shapes = [(batch, *shape) for shape in self._outline.output_shapes]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        output = np.empty(ends[-1], np.float32)
         last.batch = batch
         last.masks = np.zeros(batch * self._filters, np.uint8)
         last.macs = np.zeros((batch, len(self._outline.ops)), np.int64)
@@ -271,7 +286,7 @@ class Engine:
         if batch:
             how = (threads, float(self.threshold if threshold is None else threshold), last.heads)
             self._native.run(x, output, *how, last.masks, last.macs, logits, seconds, forced, is_forced)
-        return output
+        return [part.reshape(shape) for part, shape in zip(np.split(output, ends[:-1]), shapes, strict=True)]
 
     def _images(self, x_BCHW: Any) -> NDArray[np.float32]:
         if _is_tensor(x_BCHW):
@@ -307,7 +322,11 @@ class Engine:
 
 
 def compile(
-    model: nn.Module, input_shape: tuple[int, int, int] | None = None, *, limits: Limits | None = None
+    model: nn.Module,
+    input_shape: tuple[int, int, int] | None = None,
+    *,
+    limits: Limits | None = None,
+    card: Mapping[str, Any] | None = None,
 ) -> Engine:
     """The engine of a model, plain or gated, in eval mode; ``model`` is left alone.
 
@@ -317,6 +336,8 @@ def compile(
         input_shape: (C, H, W) of an image. Default: the shape a gated model or a registered backbone was made for,
             else 224 x 224.
         limits: what one image may cost; default ``Limits()``.
+        card: what people want to know of the model, as JSON values, kept in the program; ``classes`` are the names of
+            its classes.
 
     Raises:
         CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
@@ -324,7 +345,7 @@ def compile(
     """
     from cofire.runtime.lowering import lower
 
-    return Engine(lower(model, input_shape), limits=limits)
+    return Engine(replace(lower(model, input_shape), card=dict(card or {})), limits=limits)
 
 
 def load_program(path: str | Path, *, limits: Limits | None = None) -> Engine:

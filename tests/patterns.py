@@ -311,7 +311,7 @@ class PickyBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv(x)
-        return self.after(y if float(y.sum()) > 0 else y.flip(3))
+        return self.after(y if float(y.detach().sum()) > 0 else y.flip(3))
 
 
 class SqueezeExcite(nn.Module):

@@ -97,9 +97,12 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
     """Values of one field's type."""
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
-    return {bool: st.booleans(), float: st.floats(0.01, 0.99)}.get(
-        hint, st.none() | st.dictionaries(st.text(max_size=5), st.integers(1, 99))
-    )
+    if type(None) in get_args(hint):
+        return st.none() | st.dictionaries(st.text(max_size=5), any_value(get_args(get_args(hint)[0])[1]))
+    if get_origin(hint) is tuple:
+        return st.lists(st.integers(0, 99)).map(tuple)
+    simple = {bool: st.booleans(), float: st.floats(0.01, 0.99), int: st.integers(1, 99), str: st.text(max_size=5)}
+    return simple[hint]
 
 
 def any_ftwt() -> st.SearchStrategy[FTWT]:

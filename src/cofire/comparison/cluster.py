@@ -21,7 +21,7 @@ def on_ray(jobs: Sequence[Job], threads: int) -> Iterator[tuple[Job, Outcome]]:
     Args:
         threads: cores of a task.
     """
-    ray = require("ray", "Ray", "cluster")
+    ray = require("ray", "ray", "cluster")
     if not (address := os.environ.get("RAY_ADDRESS")):
         raise ConfigError("--on ray needs the address of a cluster in the environment: RAY_ADDRESS=HOST:PORT")
     joined = not ray.is_initialized()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cofire.data.decoding import centre, decode
+from cofire.data.decoding import decode, middle
 from cofire.errors import ConfigError
 from cofire.runtime.engine import Engine
 
@@ -36,7 +36,7 @@ class Answer:
 
 
 def classify(engine: Engine, picture: Path, threads: int, top: int) -> Answer:
-    """The ``top`` classes of a picture file, resized and cropped to the engine's input, pixels in [0, 1].
+    """The ``top`` classes of a picture file, resized and cropped to the engine's input as in a folder of pictures.
 
     The time is the least of a few calls, without reading the file.
     """
@@ -46,7 +46,7 @@ def classify(engine: Engine, picture: Path, threads: int, top: int) -> Answer:
             f"pictures need a program with square inputs of 1 or 3 channels and a vector as output, got "
             f"{engine.input_shape} -> {engine.program.output_shape}; call the engine from Python instead"
         )
-    pixels, _ = decode([(str(picture), picture)], height, lambda image: centre(image, height, height))
+    pixels, _ = decode([(str(picture), picture)], height, lambda image: middle(image, height))
     x = (pixels.float() / 255).numpy()
     x = x if channels == 3 else x.mean(axis=1, keepdims=True)
     seconds = []

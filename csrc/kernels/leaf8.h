@@ -1,0 +1,106 @@
+// The inner loops on bytes. The rules of leaf.h hold here too.
+//
+// Sums take neighbouring channels together, in words of 32 bits: four bytes where the instruction set multiplies bytes,
+// else two of 16 bits.
+#pragma once
+
+#include <cstdint>
+
+namespace cofire {
+
+constexpr int kSlack8 = 64;   // bytes of room after every array that a leaf walks
+constexpr int kMaxRows8 = 8;  // the most that Leaf8::rows is
+
+// Where the sums of some filters go: Quantized in conv8.h has the formula. Pointers are null where there is nothing.
+struct Ending8 {
+    int zero_out, low, high, zero_residual;
+    float residual_multiplier;
+    // of each filter
+    int32_t start[kMaxRows8];  // added to the sum
+    float multiplier[kMaxRows8];
+    const uint8_t* residual[kMaxRows8];
+    uint8_t* y[kMaxRows8];
+    float* y_float[kMaxRows8];  // instead of y
+    uint8_t* peak[kMaxRows8];
+    int64_t* sum[kMaxRows8];
+};
+
+// The inputs of a gemm: word k of tap t of pixel i is x[at[t] + k * pitch + i]. The last few pixels, which would fill a
+// vector badly, may lie in columns instead: word t * words + k of the first of these is columns[t * words + k], the
+// next begins column_pitch further on. Columns end on whole vectors, with zeros.
+struct Walk8 {
+    const uint32_t* x;
+    const int64_t* at;
+    int taps, words;
+    int64_t pitch;
+    const uint32_t* columns = nullptr;
+    int64_t column_pitch = 0;
+    int column_count = 0;
+};
+
+// The weights that the next call will read: so many bytes of each tap of so many filters.
+struct Ahead8 {
+    const int8_t* rows[kMaxRows8];
+    int64_t pitch;
+};
+
+// Where the taps of a depthwise conv lie. Vectors of pixels are `rows` output lines of a strip of `width` columns. Each
+// line of the kernel has for each vector a table of up to 64 bytes: those of the plane from `at` on fill the places of
+// the ones in `inside`, the others are paddings.
+struct Strip8 {
+    int first, width;  // columns
+    int64_t at;
+    uint64_t inside;
+};
+struct Table8 {
+    int64_t at;
+    uint64_t inside;
+};
+struct Depthwise8Map {
+    int rows, lines, pitch, kernel_lines, words;  // words of a line of the kernel
+    int zero_in;
+    bool rolls;  // a vector's lines but the last are those of the vector above but the first
+    const Strip8* strips;
+    int strip_count;
+    const Table8* tables;  // (vector of lines, line of the kernel); to be joined with those of the strip
+    const uint8_t* order;  // (word, 64): places of the table that make the words of a vector
+};
+
+// The microkernels on bytes of one instruction set.
+struct Leaf8 {
+    const char* name;
+    int lanes;          // words in a vector
+    int channels;       // that share a word: 4 or 2
+    int rows, vectors;  // a tile of gemm: filters that a call takes at most, and vectors of pixels that they fit best
+
+    // Words of n pixels: to[i] has pixel i * step of each of the planes, which are as many as share a word. Up to
+    // `lanes` words more are written.
+    void (*interleave)(const uint8_t* const* planes, int step, int n, uint32_t* to);
+
+    // Words of the weights row[in[k]], k < n; the last is filled up with zeros. `on` has the bits of the same list, for
+    // `inputs` inputs. Returns the sum of the weights. Up to kSlack8 bytes more are written.
+    int32_t (*gather)(const int8_t* row, const int* in, int n, const uint64_t* on, int inputs, uint32_t* to);
+
+    // The sums of `rows` filters over n pixels of a walk, finished. Their weights: w[r][t * words + k]. `ahead`: of as
+    // many rows, or null.
+    void (*gemm)(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending,
+                 const Ahead8* ahead);
+
+    // sums[r * count + i] = sum over k < n of w[r][k] * x[i * ldx + k], for count <= 4. Arrays end on whole cache
+    // lines, with zeros behind the weights.
+    void (*dot)(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums);
+
+    // One filter of a depthwise conv; null where there is nothing faster than gemm.
+    void (*depthwise)(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending);
+
+    // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start.
+    void (*finish)(const int32_t* sums, int n, const Ending8& ending, int row);
+};
+
+// The named set, or the best for this CPU if the name is empty; null if it is not there.
+const Leaf8* find_leaf8(const char* name);
+
+// The set that goes with the kernels of an engine: with "v4" it is "vnni" where the CPU has that.
+const Leaf8* leaf8_of(const char* leaf);
+
+}  // namespace cofire

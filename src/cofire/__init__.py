@@ -77,7 +77,10 @@ The files, in the data's way; each imports only from files above it:
         maps.py          resampling, reductions, softmax, norms and standardised weights -> attrs, by trying
         windows.py       arguments of convs and poolings -> kernel, stride, padding
         gates.py         units and gates -> which calls carry which gate
+        lowered_ids.py   ids of elements and the buffers that hold them; ops on one or two operands
+        lowered_calls.py  convs, norms, activations, maps and ops over channels as ops
         lowering.py      model -> program
+        profile.py       where the time of one image went, op by op
         engine.py        compile(model) -> Engine
         observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate

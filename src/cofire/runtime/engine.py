@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
 from cofire.runtime.outline import arranged, native, outline, read_content
+from cofire.runtime.profile import Profile
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import nn
 
     from cofire.runtime import _native
@@ -60,33 +60,6 @@ class Limits:
     def seconds(self) -> float:
         """For the native side: negative for the default."""
         return -1.0 if self.tuning_seconds is None else self.tuning_seconds
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where the time of one image went; lists run over ops."""
-
-    names: list[str]
-    algorithms: list[str]
-    milliseconds: list[float]
-    macs: list[int]
-
-    def __str__(self) -> str:
-        from cofire.text import rendered
-
-        return rendered(self.__rich__())
-
-    def __rich__(self) -> Table:
-        from rich.table import Table
-
-        table = Table(title=f"{sum(self.milliseconds):.3f} ms, {sum(self.macs):,} MACs", title_justify="left")
-        table.add_column("op")
-        table.add_column("algorithm")
-        for column in ("ms", "MACs", "MACs / ns"):
-            table.add_column(column, justify="right")
-        for name, how, ms, macs in zip(self.names, self.algorithms, self.milliseconds, self.macs, strict=True):
-            table.add_row(name, how, f"{ms:.3f}", f"{macs:,}", f"{macs / max(ms, 1e-9) / 1e6:.1f}")
-        return table
 
 
 class _Forced:

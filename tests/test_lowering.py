@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from interpreter import Trace, counts, run, trace
 from nets import SHAPE, Net, bn, conv, fc, gated_net, images, random_masks
 from small import digest, tiny_gated, tiny_plain
 from test_graph import FrozenNorm, NormAct
@@ -23,6 +22,7 @@ import cofire
 from cofire import FTWT, FileError, GatedModel, cost, create_backbone, gate, list_backbones
 from cofire.backbones.vgg import VGG
 from cofire.errors import CompileError
+from cofire.runtime.interpreter import Trace, counts, run, trace
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import Activation, Add, Affine, Conv, Program
 from cofire.runtime.program_file import read, to_bytes, write

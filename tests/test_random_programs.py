@@ -6,7 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, get_args
 
-import interpreter
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from test_engine import CLOSE, NAN, tensors
 from torch import Tensor
 
+from cofire.runtime import interpreter
 from cofire.runtime.engine import Engine
 from cofire.runtime.program import (
     LIFTING,

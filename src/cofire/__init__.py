@@ -67,6 +67,11 @@ The files, in the data's way; each imports only from files above it:
         windows.py       arguments of convs and poolings -> kernel, stride, padding
         gates.py         units and gates -> which calls carry which gate
         lowering.py      model -> program
+        integers.py      what int8 does to numbers, in plain torch
+        interpreter.py   what a program means, in plain torch
+        ranges.py        what buffers hold for a few images -> scales of 8 bits
+        quantizing.py    program -> the same in int8
+        quantized.py     quantize(model, images) -> Quantized
         engine.py        compile(model) -> Engine
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
@@ -197,6 +202,7 @@ from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
 from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, Limits, compile, load_program
+from cofire.runtime.quantized import Quantized, quantize
 from cofire.shift import Shift, shift
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.loop import FitResult, fit
@@ -237,6 +243,7 @@ __all__ = [
     "PixelMask",
     "Placement",
     "PruneConfig",
+    "Quantized",
     "Random",
     "Recipe",
     "Report",
@@ -268,6 +275,7 @@ __all__ = [
     "load_weights",
     "mask_loss",
     "prune",
+    "quantize",
     "register_backbone",
     "register_criterion",
     "register_gate",

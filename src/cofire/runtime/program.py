@@ -59,6 +59,16 @@ class Group:
     filters: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quant:
+    """A buffer that holds u8, each of which stands for the number scale * (q - zero)."""
+
+    buffer: int
+    scale: float
+    zero: int
+    """0 to 255; what a channel that is not live reads as."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Op:
     """What every op has; a subclass adds its attrs and, as tensors, its weights."""
@@ -165,6 +175,40 @@ class Rescale(Op):
     shift: Tensor
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Conv8(Op):
+    """float(conv(q - zero) + bias) * multiplier [+ float(r - zero) * residual_multiplier]; q and r are u8.
+
+    Into a quantised buffer goes clamp(round(that) + zero, low, high), halves to even; else that itself.
+    """
+
+    kernel: Pair
+    stride: Pair
+    padding: Padding
+    dilation: Pair
+    groups: int
+    residual: bool
+    low: int
+    high: int
+    residual_multiplier: float
+    weight: Tensor
+    """int8 (O, I / groups, kh, kw), from -127 on."""
+    bias: Tensor
+    """int32 (O)."""
+    multiplier: Tensor
+    """float32 (O)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Quantize(Op):
+    """clamp(round(src0 * (1 / scale)) + zero, 0, 255), by the destination's scale and zero."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dequantize(Op):
+    """float(q - zero) * scale, by the source's scale and zero."""
+
+
 KINDS: dict[str, type[Op]] = {
     "conv": Conv,
     "affine": Affine,
@@ -176,6 +220,9 @@ KINDS: dict[str, type[Op]] = {
     "pool": Pool,
     "flatten": Flatten,
     "rescale": Rescale,
+    "conv8": Conv8,
+    "quantize": Quantize,
+    "dequantize": Dequantize,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
@@ -196,6 +243,8 @@ class Program:
     groups: tuple[Group, ...]
     threshold: float
     ops: tuple[Op, ...]
+    quants: tuple[Quant, ...] = ()
+    """The buffers that hold u8; the others hold float32."""
 
     def describe(self) -> dict[str, Any]:
         """Shapes, groups and ops as JSON values, without weights."""

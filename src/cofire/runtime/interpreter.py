@@ -2,7 +2,7 @@
 
 Strict: a channel that is not live holds NaN in memory, so that whoever reads it as anything but zero is found out; ops
 may read only what was written and write only what they may. Computes in the dtype of the images: pass float64 for a
-reference without rounding.
+reference without rounding. What a program does in integers comes out bit for bit in either.
 
 Shapes: B images, C channels, O filters.
 """
@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from math import ceil, floor, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cofire.runtime.integers import conv8, dequantized, quantized
 from cofire.runtime.program import (
     Activation,
     Add,
     Affine,
     Cat,
     Conv,
+    Conv8,
+    Dequantize,
     Flatten,
     Head,
     Move,
@@ -30,6 +33,8 @@ from cofire.runtime.program import (
     Op,
     Pool,
     Program,
+    Quant,
+    Quantize,
     Rescale,
     kind_of,
 )
@@ -38,10 +43,14 @@ Masks = Mapping[str, Tensor]
 
 
 class Value(NamedTuple):
-    """A buffer: (B, C, H, W) with NaN where it is dead, and its live channels, bool (B, C)."""
+    """A buffer: (B, C, H, W) with NaN where it is dead, and its live channels, bool (B, C).
+
+    Of a quantised buffer the data are q - zero, so that zero is zero there too.
+    """
 
     data: Tensor
     live: Tensor
+    quant: Quant | None = None
 
 
 class Trace(NamedTuple):
@@ -89,6 +98,7 @@ def trace(
     assert tuple(x.shape[1:]) == program.buffers[program.input], "images must have the input buffer's shape"
     assert len({op.name for op in program.ops}) == len(program.ops), "names are unique"
     limit = program.threshold if threshold is None else threshold
+    quants = {quant.buffer: quant for quant in program.quants}
     buffers = {program.input: Value(x, torch.ones(x.shape[:2], dtype=torch.bool))}
     done = Trace(x, {}, {}, {}, {}, {})
     for op in program.ops:
@@ -96,16 +106,23 @@ def trace(
         assert op.dst not in buffers or residual_in_place, f"{op.name} overwrites buffer {op.dst}"
         mask = _mask(program, op, buffers, limit, forced or {}, (forced or {}) if unscaled is None else unscaled, done)
         sources = [_read(buffers[src]) for src in op.src]
+        value: Value
         if isinstance(op, Conv | Rescale) and op.shift is not None:
             assert op.gate is not None
             factor = done.factors[program.groups[op.gate.group].name]
-            value = (_conv if isinstance(op, Conv) else _rescale)(op, sources, mask, program.buffers[op.dst], factor)
+            rescaling: Any = _conv if isinstance(op, Conv) else _rescale
+            value = rescaling(op, sources, mask, program.buffers[op.dst], factor)
+        elif isinstance(op, Conv8):
+            value = _conv8(op, sources, mask, quants.get(op.dst))
+        elif isinstance(op, Quantize):
+            value = _quantize(op, sources, quants.get(op.dst))
         else:
             value = _OPS[type(op)](op, sources, mask, program.buffers[op.dst])
-        if isinstance(op, Conv):
+        value = value._replace(quant=quants.get(op.dst))
+        if isinstance(op, Conv | Conv8):
             done.macs[op.name] = _macs(op, buffers[op.src[0]].live, mask, program.buffers[op.dst])
         elif mask is not None:
-            value = Value(value.data, value.live & mask)
+            value = value._replace(live=value.live & mask)
         assert value.data.shape == (len(x), *program.buffers[op.dst]), f"{op.name} gives {tuple(value.data.shape)}"
         assert value.live.shape == value.data.shape[:2]
         buffers[op.dst] = done.values[op.name] = _poisoned(value)
@@ -115,11 +132,11 @@ def trace(
 
 def _read(value: Value) -> Value:
     """As ops see it: zero where it is dead."""
-    return Value(value.data.masked_fill(~value.live[:, :, None, None], 0), value.live)
+    return value._replace(data=value.data.masked_fill(~value.live[:, :, None, None], 0))
 
 
 def _poisoned(value: Value) -> Value:
-    return Value(value.data.masked_fill(~value.live[:, :, None, None], float("nan")), value.live)
+    return value._replace(data=value.data.masked_fill(~value.live[:, :, None, None], float("nan")))
 
 
 # Gates
@@ -143,29 +160,31 @@ def _mask(
     else:
         assert group.name not in done.masks, f"{op.name} decides a second time"
         head = op.gate.head
-        x = _read(buffers[op.src[0] if head.src is None else head.src]).data
+        x = _read(buffers[op.src[0] if head.src is None else head.src])
         logits = done.logits[group.name] = _logits(head, x).expand(-1, group.filters)
         mask = logits > threshold if head.top is None else _largest(logits, head.top)
         if group.name in forced:
             mask = (forced[group.name] > 0.5).expand(mask.shape)
         if head.scale:
             done.factors[group.name] = torch.ones_like(logits) if group.name in unscaled else logits.clamp(min=0)
-        assert mask.shape == (len(x), group.filters)
+        assert mask.shape == (len(x.data), group.filters)
         done.masks[group.name] = mask
     assert group.filters == program.buffers[op.dst][0]
     return done.masks[group.name]
 
 
-def _logits(head: Head, x: Tensor) -> Tensor:
-    x = x.flatten(2)
+def _logits(head: Head, value: Value) -> Tensor:
+    x = value.data.flatten(2)
     pooled = {
         "max": lambda: x.amax(2),
         "avg": lambda: x.mean(2),
         "abs": lambda: x.abs().mean(2),
         "both": lambda: torch.cat([x.amax(2), x.mean(2)], 1),
     }[head.pool]()
-    weight, bias = (None if w is None else w.to(x.dtype) for w in (head.weight, head.bias))
-    return F.linear(pooled.softmax(1) if head.softmax else pooled, weight, bias)
+    if value.quant is not None:
+        pooled = dequantized(pooled, value.quant)
+    bias = None if head.bias is None else head.bias.to(x.dtype)
+    return F.linear(pooled.softmax(1) if head.softmax else pooled, head.weight.to(x.dtype), bias)
 
 
 def _largest(logits: Tensor, top: int) -> Tensor:
@@ -200,7 +219,7 @@ def _act(op: Conv | Affine | Activation | Add | Mul | Rescale, x: Tensor) -> Ten
             return (x + 3).clamp(0, 6) / 6
 
 
-def _keeps_zero(op: Activation | Add | Mul) -> bool:
+def _keeps_zero(op: Conv | Affine | Activation | Add | Mul) -> bool:
     return op.act not in ("sigmoid", "hardsigmoid")
 
 
@@ -225,11 +244,12 @@ def _conv(
     return Value(_act(op, y), live)
 
 
-def _macs(op: Conv, live_in: Tensor, mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
+def _macs(op: Conv | Conv8, live_in: Tensor, mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
     """For each group of the conv: live inputs times filters that are on; times taps times output positions."""
     live_out = live_in.new_ones(len(live_in), shape[0]) if mask is None else mask
     ins, outs = (live.unflatten(1, (op.groups, -1)).sum(2) for live in (live_in, live_out))
-    return (ins * outs).sum(1) * prod(op.kernel) * prod(shape[1:])
+    pairs: Tensor = (ins * outs).sum(1)
+    return pairs * prod(op.kernel) * prod(shape[1:])
 
 
 def _affine(op: Affine, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
@@ -308,17 +328,16 @@ def _pool(op: Pool, src: list[Value], mask: Tensor | None, shape: tuple[int, int
     (x,) = src
     if op.adaptive:
         assert (op.kernel, op.stride, op.dilation, op.padding) == ((1, 1), (1, 1), (1, 1), (0, 0, 0, 0))
-    y = x.data
+    y, counts = x.data, []
     for dim in (0, 1):
-        parts = []
-        for places, padded in _windows(op, dim, y.shape[2 + dim], shape[1 + dim]):
-            assert places, "a window must touch the map"
-            part = y.index_select(2 + dim, torch.tensor(places))
-            if op.op == "max":
-                parts.append(part.amax(2 + dim))
-            else:
-                parts.append(part.sum(2 + dim) / (padded if op.include_pad else len(places)))
-        y = torch.stack(parts, 2 + dim)
+        windows = _windows(op, dim, y.shape[2 + dim], shape[1 + dim])
+        assert all(places for places, _ in windows), "a window must touch the map"
+        parts = [y.index_select(2 + dim, torch.tensor(places)) for places, _ in windows]
+        y = torch.stack([part.amax(2 + dim) if op.op == "max" else part.sum(2 + dim) for part in parts], 2 + dim)
+        counts.append(torch.tensor([padded if op.include_pad else len(places) for places, padded in windows]))
+    if op.op == "avg":
+        y = y / (counts[0][:, None] * counts[1])
+        y = y if x.quant is None else dequantized(y, x.quant)
     return Value(y, x.live)
 
 
@@ -327,7 +346,28 @@ def _flatten(op: Flatten, src: list[Value], mask: Tensor | None, shape: tuple[in
     return Value(x.data.flatten(1)[:, :, None, None], x.live.repeat_interleave(prod(x.data.shape[2:]), 1))
 
 
-_OPS = {
+def _conv8(op: Conv8, src: list[Value], mask: Tensor | None, quant: Quant | None) -> Value:
+    x = src[0]
+    assert all(value.quant is not None for value in src), "a conv in int8 reads u8"
+    on = torch.ones(len(x.data), len(op.weight), dtype=torch.bool) if mask is None else mask
+    y = conv8(op, x.data, src[1].data if op.residual else None, on, quant)
+    return Value(y, on | src[1].live if op.residual else on)
+
+
+def _quantize(op: Quantize, src: list[Value], quant: Quant | None) -> Value:
+    (x,) = src
+    assert x.quant is None
+    assert quant is not None
+    return Value(quantized(x.data.float(), quant).to(x.data.dtype), x.live)
+
+
+def _dequantize(op: Dequantize, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    (x,) = src
+    assert x.quant is not None
+    return Value(dequantized(x.data, x.quant), x.live)
+
+
+_OPS: dict[type[Op], Any] = {
     Conv: _conv,
     Affine: _affine,
     Activation: _activation,
@@ -337,6 +377,7 @@ _OPS = {
     Move: _move,
     Pool: _pool,
     Flatten: _flatten,
+    Dequantize: _dequantize,
 }
 
 

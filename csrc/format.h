@@ -6,7 +6,7 @@
 
 namespace cofire {
 
-inline constexpr int64_t kOldest = 1, kVersion = 2;  // of the format
+inline constexpr int64_t kOldest = 1, kVersion = 3;  // of the format
 
 // Limits keep every position that an engine computes along one axis below 2^23, and every map and window, padding
 // included, within an int.

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::string_view kKinds[] = {"conv", "affine", "act",  "add",     "mul",
                                        "cat",  "move",   "pool", "flatten", "rescale"};
+constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2};  // the version that brought it
 constexpr std::string_view kActs[] = {"none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"};
 
 class Loader {
@@ -106,7 +107,8 @@ class Loader {
         Op op;
         op.name = name.text();
         op.kind = Kind(choice(kind, where, "kind", kKinds));
-        if (op.kind == Kind::rescale && version_ < 2) wrong(kind, where, "kind", "one that version 1 has");
+        if (version_ < kKindSince[size_t(op.kind)])
+            wrong(kind, where, "kind", "one that version " + std::to_string(version_) + " has");
         op.dst = buffer(dst, where, "dst");
         if (op.dst == program_.input) where.fail("dst must not be the program's input, got " + std::to_string(op.dst));
         for (JsonValue item : items(src, where, "src")) op.src.push_back(buffer(item, where, "each of src"));

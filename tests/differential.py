@@ -25,7 +25,7 @@ from cofire.runtime.program import KINDS, Act, Affine, Conv, Mul, Program, Resca
 from cofire.runtime.program_file import from_bytes, to_bytes
 
 KERNELS = ["ref", "v2", "v3", "v4", "base"]
-SEEDS = sorted((Path(__file__).parent / "golden" / "program_v1").glob("*.cofire"))
+SEEDS = sorted((Path(__file__).parent / "golden").glob("program_v*/*.cofire"))
 NUMBERS = [
     0,
     1,

@@ -746,7 +746,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "newer": (lambda t: t.update(version=3), "file has version 3, this cofire reads 1 to 2"),
+    "newer": (lambda t: t.update(version=4), "file has version 4, this cofire reads 1 to 3"),
     "digest": (lambda t: t.update(sha256="0" * 64), "the file is damaged"),
     "no digest": (lambda t: t.pop("sha256"), 'lacks the key "sha256"'),
     "unknown key": (lambda t: t.update(extra=1), 'unknown key "extra"'),

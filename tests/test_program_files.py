@@ -101,7 +101,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut in the data": lambda content: content[:-1],
     "longer": lambda content: content + b"\0",
     "another byte of the data": lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:],
-    "newer": lambda content: changed(content, rb"\"version\": 2", rb"\"version\": 3"),
+    "newer": lambda content: changed(content, rb"\"version\": 3", rb"\"version\": 4"),
     "foreign": lambda content: b"\x89PNG\r\n\x1a\n" + content,
     "text": lambda content: b"not a program\n" * 10,
     "another kind of op": lambda content: changed(content, rb"\"kind\": \"conv\"", rb"\"kind\": \"cove\""),

@@ -79,7 +79,7 @@ def test_names_beyond_ascii_load() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.update(version=3), "file has version 3, this cofire reads 1 to 2: upgrade"),
+        (lambda table: table.update(version=4), "file has version 4, this cofire reads 1 to 3: upgrade"),
         (lambda table: table.update(version=1), "head has the unknown key"),
         (lambda table: table.update(author="me"), 'unknown key "author"'),
         (lambda table: table.pop("threshold"), 'lacks the key "threshold"'),

@@ -14,37 +14,43 @@ from test_kernels import WHY_NOT, with_kernel
 from cofire.runtime import _native
 from cofire.runtime.program_file import read
 
-FOLDER = Path(__file__).parent / "golden" / "program_v1"
-PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.cofire"))
-NOTES = json.loads((FOLDER / "results.json").read_text())
+def _folder(version: int) -> Path:
+    return Path(__file__).parent / "golden" / f"program_v{version}"
 
 
-def test_there_are_programs_of_version_1() -> None:
-    assert len(PROGRAMS) == 7
-    for name in PROGRAMS:
-        assert rb"\"version\": 1," in (FOLDER / f"{name}.cofire").read_bytes()
+VERSIONS = (1, 2)
+PROGRAMS = [(version, path.stem) for version in VERSIONS for path in sorted(_folder(version).glob("*.cofire"))]
+
+
+@pytest.mark.parametrize(("version", "count"), [(1, 7), (2, 6)])
+def test_there_are_programs_of_every_version(version: int, count: int) -> None:
+    paths = sorted(_folder(version).glob("*.cofire"))
+    assert len(paths) == count
+    for path in paths:
+        assert rf"\"version\": {version},".encode() in path.read_bytes()
 
 
 @pytest.mark.parametrize("reader", ["python", "native"])
 @pytest.mark.parametrize("kernel", ["ref", "v2", "v3", "v4"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_of_version_1_gives_what_it_gave(name: str, kernel: str, reader: str) -> None:
-    """Bit for bit on the CPU that made the results (cofire 0.1 made them), nearly so elsewhere."""
+@pytest.mark.parametrize(("version", "name"), PROGRAMS)
+def test_an_old_program_gives_what_it_gave(version: int, name: str, kernel: str, reader: str) -> None:
+    """Bit for bit on the CPU that made the results (the code of its day made them), nearly so elsewhere."""
     if WHY_NOT.get(kernel):
         pytest.skip(WHY_NOT[kernel])
-    results = load_file(FOLDER / "results.safetensors")
-    program, x = read(FOLDER / f"{name}.cofire"), results[f"{name} x"]
-    tuning = "" if kernel == "ref" else NOTES["tunings"][f"{name} {kernel}"]
+    folder = _folder(version)
+    notes, results = json.loads((folder / "results.json").read_text()), load_file(folder / "results.safetensors")
+    program, x = read(folder / f"{name}.cofire"), results[f"{name} x"]
+    tuning = "" if kernel == "ref" else notes["tunings"][f"{name} {kernel}"]
     engine = with_kernel(kernel, program, tuning)
     if reader == "native":  # which reads the old file itself; Python's has made a new one of it
-        engine._native = _native.Engine((FOLDER / f"{name}.cofire").read_bytes(), kernel, tuning)
+        engine._native = _native.Engine((folder / f"{name}.cofire").read_bytes(), kernel, tuning)
     found = {"out": engine(x)}
     for what, values in (("mask", engine.last_masks), ("logits", engine.logits(x)), ("macs", engine.last_macs)):
         found |= {f"{what} {key}": torch.as_tensor(value) for key, value in values.items()}
     prefix = f"{name} {kernel} "
     wanted = {key.removeprefix(prefix): value for key, value in results.items() if key.startswith(prefix)}
     assert found.keys() == wanted.keys()
-    exact = NOTES["made on"] == this_cpu()
+    exact = notes["made on"] == this_cpu()
     for key, value in found.items():
         same = torch.equal(value, wanted[key])
         assert same or (not exact and torch.allclose(value.double(), wanted[key].double(), atol=1e-4)), key

@@ -287,10 +287,10 @@ void test_tensor_entries() {
 
 void test_members() {
     const Source net = residual_net();
-    REFUSED(with_head(net, "\"version\":1", "\"version\":3"), "file has version 3, this cofire reads 1 to 2: upgrade");
-    REFUSED(with_head(net, "\"version\":1", "\"version\":3,\"new\":0"),
-            "file has version 3, this cofire reads 1 to 2: upgrade");
-    REFUSED(with_head(net, "\"version\":1", "\"version\":0"), "file has version 0, this cofire reads 1 to 2");
+    REFUSED(with_head(net, "\"version\":1", "\"version\":4"), "file has version 4, this cofire reads 1 to 3: upgrade");
+    REFUSED(with_head(net, "\"version\":1", "\"version\":4,\"new\":0"),
+            "file has version 4, this cofire reads 1 to 3: upgrade");
+    REFUSED(with_head(net, "\"version\":1", "\"version\":0"), "file has version 0, this cofire reads 1 to 3");
     REFUSED(with_head(net, "\"version\":1", "\"version\":\"1\""), "version must be an integer, got \"1\"");
     REFUSED(with_head(net, "\"version\":1,", ""), "the program lacks the key \"version\"");
     REFUSED(with_head(net, "\"input\":0", "\"inputs\":0"), "the program has the unknown key \"inputs\"");

@@ -21,7 +21,7 @@ from cofire.files.atomic import write_atomically
 from cofire.files.strict import structure
 from cofire.runtime.program import KINDS, Head, Op, Program, kind_of
 
-VERSION = 2
+VERSION = 3
 _KEY = "cofire.program"
 _COMMON = {field.name for field in fields(Op)}
 

@@ -10,10 +10,19 @@ namespace {
 
 bool always(const Op&, Shape, Shape) { return true; }
 
+bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
+
+bool is_not_depthwise(const Op& op, Shape x, Shape y) { return !is_depthwise(op, x, y); }
+
+bool has_few_pixels(const Op& op, Shape, Shape y) { return op.groups == 1 && y.area() <= kFewPixels; }
+
 }  // namespace
 
 const std::vector<ConvAlgorithm8>& conv8_algorithms() {
     static const std::vector<ConvAlgorithm8> all{
+        {"depthwise", is_depthwise, make_depthwise8},
+        {"dot", has_few_pixels, make_dot8},
+        {"gemm", is_not_depthwise, make_gemm8},
         {"ref", always, make_reference8},
     };
     return all;

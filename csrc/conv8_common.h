@@ -1,11 +1,116 @@
 // What the conv algorithms on bytes share.
 #pragma once
 
+#include <algorithm>
+
 #include "conv8.h"
+#include "conv_common.h"
 
 namespace cofire {
 
-std::unique_ptr<AbstractConv8> make_reference8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
-                                               Shape y);
+using Make8 = std::unique_ptr<AbstractConv8>(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
+                                             Shape y);
+Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8;
+
+constexpr int kLine8 = 64;  // bytes of a cache line
+
+// The ending of the filters out[0 .. size) of a call from pixel `first` on, but for what is added to their sums.
+inline Ending8 ending_of(const Quantized& q, const ConvCall8& call, const int* out, int size, int area, int first) {
+    Ending8 ending{};
+    ending.zero_out = q.zero_out, ending.low = q.low, ending.high = q.high;
+    ending.zero_residual = q.zero_residual, ending.residual_multiplier = q.residual_multiplier;
+    for (int r = 0; r < size; ++r) {
+        const int o = out[r];
+        const int64_t at = int64_t(o) * area + first;
+        ending.multiplier[r] = q.multiplier[o];
+        if (call.residual && (!call.residual_on || call.residual_on[o])) ending.residual[r] = call.residual + at;
+        if (q.to_float)
+            ending.y_float[r] = call.y_float + at;
+        else
+            ending.y[r] = call.y + at;
+        if (call.peak) ending.peak[r] = call.peak + o;
+        if (call.sum) ending.sum[r] = call.sum + o;
+    }
+    return ending;
+}
+
+// Filters that are off keep their residual, if that is live.
+inline void keep_residuals(const Leaf8& leaf, const Quantized& q, const ConvCall8& call, Shape y,
+                           const Member& member) {
+    if (!call.residual) return;
+    const Range mine = member.share(y.c);
+    const int* active = std::lower_bound(call.out, call.out + call.n_out, mine.begin);
+    for (int o = mine.begin; o < mine.end; ++o) {
+        if (active < call.out + call.n_out && *active == o)
+            ++active;
+        else if (!call.residual_on || call.residual_on[o])
+            leaf.finish(nullptr, y.area(), ending_of(q, call, &o, 1, y.area(), 0), 0);
+    }
+}
+
+// The live inputs of a group as a list and as bits, counted from the group's first.
+struct LiveInputs {
+    int count;
+    int* list;
+    uint64_t* bits;
+
+    // In memory of room(inputs) bytes.
+    LiveInputs(const int* in, int n, int first, int inputs, uint8_t* room)
+        : count(n), list(reinterpret_cast<int*>(room + bits_room(inputs))), bits(reinterpret_cast<uint64_t*>(room)) {
+        std::fill_n(bits, bits_room(inputs) / 8, 0);
+        for (int k = 0; k < n; ++k) {
+            list[k] = in[k] - first;
+            bits[list[k] / 64] |= uint64_t(1) << list[k] % 64;
+        }
+    }
+
+    static int64_t bits_room(int inputs) { return up((inputs + 7) / 8, kLine8); }
+    static int64_t room(int inputs) { return bits_room(inputs) + up(4 * int64_t(inputs), kLine8); }
+};
+
+// The weights of each filter, those of a tap side by side.
+class Weights8 {
+   public:
+    Weights8(const Op& op, const Quantized& quantized, Shape x, Shape y)
+        : q_(quantized),
+          inputs_(x.c / op.groups),
+          taps_(op.kernel.h * op.kernel.w),
+          row_(int(up(inputs_, 4))),
+          pitch_(odd_lines((int64_t(taps_) * row_ + 3) / 4) * 4),
+          memory_((y.c * pitch_ + kSlack8) / 4),
+          totals_(y.c) {
+        int8_t* to = reinterpret_cast<int8_t*>(memory_.data());
+        for (int o = 0; o < y.c; ++o, to += pitch_)
+            for (int i = 0; i < inputs_; ++i)
+                for (int tap = 0; tap < taps_; ++tap) {
+                    const int8_t weight = q_.weight[(int64_t(o) * inputs_ + i) * taps_ + tap];
+                    to[int64_t(tap) * row_ + i] = weight;
+                    totals_[o] += weight;
+                }
+    }
+
+    // Words of a filter's weights for live inputs: as they are, or in `room`. What its sums start with goes into
+    // *start: bytes of the inputs are multiplied as they are, which adds weight * zero_in too much for each.
+    const uint32_t* packed(const Leaf8& leaf, int o, const LiveInputs& live, uint8_t* room, int32_t* start) const {
+        const int8_t* rows = reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_;
+        const bool as_they_are = live.count == inputs_ && leaf.channels == 4;
+        uint32_t* to = reinterpret_cast<uint32_t*>(room);
+        int32_t total = as_they_are ? totals_[o] : 0;
+        for (int tap = 0; tap < taps_ && !as_they_are; ++tap) {
+            total += leaf.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
+            to += (live.count + leaf.channels - 1) / leaf.channels;
+        }
+        *start = int32_t(uint32_t(q_.bias[o]) - uint32_t(total) * uint32_t(q_.zero_in));
+        return reinterpret_cast<const uint32_t*>(as_they_are ? reinterpret_cast<const uint8_t*>(rows) : room);
+    }
+
+   private:
+    const Quantized q_;
+    const int inputs_, taps_;
+    const int row_;        // bytes of a tap's weights
+    const int64_t pitch_;  // bytes of a filter's
+    Floats memory_;
+    std::vector<int32_t> totals_;  // of each filter's weights
+};
 
 }  // namespace cofire

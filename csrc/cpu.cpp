@@ -43,6 +43,8 @@ constexpr Feature kFeatures[] = {
     {"avx512cd", 4, &CpuAnswers::leaf7_ebx, 28, Keeps::avx512},
     {"avx512bw", 4, &CpuAnswers::leaf7_ebx, 30, Keeps::avx512},
     {"avx512vl", 4, &CpuAnswers::leaf7_ebx, 31, Keeps::avx512},
+    {"avx512vbmi", 0, &CpuAnswers::leaf7_ecx, 1, Keeps::avx512},
+    {"avx512vbmi2", 0, &CpuAnswers::leaf7_ecx, 6, Keeps::avx512},
     {"avx512vnni", 0, &CpuAnswers::leaf7_ecx, 11, Keeps::avx512},
 };
 

@@ -76,6 +76,9 @@ void test_answers() {
     CHECK(features_of({0, 1u << 5, 0, 0, 7}) == Features{"avx2"});
     CHECK(features_of({0, 1u << 8, 0, 0, 0}) == Features{"bmi2"});
     CHECK(features_of({0, 1u << 28, 0, 0, 0xe7}) == Features{"avx512cd"});
+    CHECK(features_of({0, 0, 1u << 1, 0, 0xe7}) == Features{"avx512vbmi"});
+    CHECK(features_of({0, 0, 1u << 6, 0, 0xe7}) == Features{"avx512vbmi2"});
+    CHECK(features_of({0, 0, 1u << 11, 0, 0xe7}) == Features{"avx512vnni"});
     CHECK(features_of({0, 0, 0, 1u << 5, 0}) == Features{"lzcnt"});
 }
 

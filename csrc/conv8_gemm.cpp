@@ -1,0 +1,147 @@
+// Convs as sums over (tap, word of channels). The live inputs are packed into words once per block of output lines,
+// with a copy for each column of the kernel: so the pixels of a block follow each other without gaps in every tap,
+// whatever the kernel, the stride and the dilation. The weights of the live inputs are packed alike, filter by filter.
+#include "conv8_common.h"
+
+namespace cofire {
+namespace {
+
+constexpr int64_t kInputs8 = 384 * 1024;  // bytes of packed inputs that a block has, or those of one line
+
+class Gemm8 final : public AbstractConv8 {
+   public:
+    Gemm8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x, Shape y)
+        : leaf_(leaf),
+          op_(op),
+          q_(quantized),
+          x_(x),
+          y_(y),
+          inputs_(x.c / op.groups),
+          words_((inputs_ + leaf.channels - 1) / leaf.channels),
+          taps_(op.kernel.h * op.kernel.w),
+          copies_(op.kernel.w),
+          plain_(lies_as_output(op, x, y)),
+          width_(plain_ ? 1 : y.w),
+          weights_(op, quantized, x, y) {
+        const int reach = (op.kernel.h - 1) * op.dilation.h, all = y.area() / width_;
+        phases_.resize(std::min(op.stride.h, reach + 1));
+        const int64_t line = int64_t(words_) * 4 * copies_ * int64_t(phases_.size()) * width_;
+        lines_ = group_size(all, int(std::min<int64_t>(std::max<int64_t>(kInputs8 / line, 1), all)));
+        lines_read_ = lines_ + reach / op.stride.h;
+        pitch_ = odd_lines(int64_t(phases_.size()) * lines_read_ * width_ + leaf.lanes);
+        for (int ky = 0; ky < op.kernel.h; ++ky)
+            for (int kx = 0; kx < op.kernel.w; ++kx) {
+                const int dy = ky * op.dilation.h, phase = dy % op.stride.h;
+                phases_[phase] = true;
+                at_.push_back(kx * pitch_ + (int64_t(phase) * lines_read_ + dy / op.stride.h) * width_);
+            }
+    }
+
+    int64_t room(int threads) const override { return packed_room() + threads * own_room() + kSlack8; }
+
+    int64_t run(const ConvCall8& call, const Member& member) const override {
+        int64_t macs = 0;
+        for (int group = 0, i = 0, f = 0; group < op_.groups; ++group) {
+            const int first = i;
+            while (i < call.n_in && call.in[i] < (group + 1) * inputs_) ++i;
+            const int active = f;
+            while (f < call.n_out && call.out[f] < (group + 1) * (y_.c / op_.groups)) ++f;
+            if (active < f) macs += multiply(call, group, {first, i}, {active, f}, member);
+        }
+        keep_residuals(leaf_, q_, call, y_, member);
+        return macs;
+    }
+
+   private:
+    int64_t packed_room() const { return up(4 * words_ * copies_ * pitch_, kLine8); }
+    int64_t row_room() const { return up(4 * int64_t(taps_) * words_, kLine8) + kSlack8; }
+    int64_t own_room() const { return LiveInputs::room(inputs_) + leaf_.rows * row_room(); }
+
+    int64_t multiply(const ConvCall8& call, int group, Range in, Range out, const Member& member) const {
+        uint32_t* packed = reinterpret_cast<uint32_t*>(call.room);
+        uint8_t* own = call.room + packed_room() + member.thread * own_room();
+        const LiveInputs live(call.in + in.begin, in.end - in.begin, group * inputs_, inputs_, own);
+        const int words = (live.count + leaf_.channels - 1) / leaf_.channels;
+        const Range mine = member.share(out.end - out.begin), packs = member.share(words);
+        for (int line = 0; line < y_.area() / width_; line += lines_) {
+            const int lines = std::min(lines_, y_.area() / width_ - line);
+            if (line > 0) member.meet();  // nobody reads the last block any more
+            for (int word = packs.begin; word < packs.end; ++word)
+                pack(call, in, word, line, lines, packed + word * copies_ * pitch_);
+            member.meet();
+            const Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
+            for (int f = mine.begin, size; f < mine.end; f += size) {
+                size = group_size(mine.end - f, leaf_.rows);
+                const int* filters = call.out + out.begin + f;
+                Ending8 ending = ending_of(q_, call, filters, size, y_.area(), line * width_);
+                const uint32_t* rows[kMaxRows8];
+                for (int r = 0; r < size; ++r)
+                    rows[r] = weights_.packed(leaf_, filters[r], live, own + LiveInputs::room(inputs_) + r * row_room(),
+                                              &ending.start[r]);
+                leaf_.gemm(rows, size, walk, lines * width_, ending);
+            }
+        }
+        member.meet();
+        return int64_t(mine.end - mine.begin) * live.count * taps_ * y_.area();
+    }
+
+    // Word `word` of the live inputs, for the taps of output lines [line, line + lines).
+    void pack(const ConvCall8& call, Range in, int word, int line, int lines, uint32_t* to) const {
+        const uint8_t *planes[4], *at[4];
+        for (int c = 0; c < leaf_.channels; ++c) {  // those past the end meet weights of zero
+            const int i = std::min(in.begin + word * leaf_.channels + c, in.end - 1);
+            planes[c] = call.x + int64_t(call.in[i]) * x_.area();
+        }
+        if (plain_) {
+            for (int c = 0; c < leaf_.channels; ++c) at[c] = planes[c] + line;
+            return leaf_.interleave(at, 1, lines, to);
+        }
+        const uint32_t zero = uint32_t(q_.zero_in) * (leaf_.channels == 4 ? 0x01010101u : 0x00010001u);
+        for (int kx = 0; kx < copies_; ++kx) {
+            // pixels [begin, end) of an output line lie inside the plane
+            const int shift = op_.padding.left - kx * op_.dilation.w, stride = op_.stride.w;
+            const int begin = std::min(shift > 0 ? (shift + stride - 1) / stride : 0, y_.w);
+            const int end = std::max(x_.w + shift > 0 ? std::min((x_.w + shift - 1) / stride + 1, y_.w) : 0, begin);
+            for (int phase = 0; phase < int(phases_.size()); ++phase) {
+                if (!phases_[phase]) continue;
+                uint32_t* row = to + kx * pitch_ + int64_t(phase) * lines_read_ * width_;
+                for (int l = 0; l < lines + lines_read_ - lines_; ++l, row += width_) {
+                    const int y = (line + l) * op_.stride.h + phase - op_.padding.top;
+                    const bool inside = y >= 0 && y < x_.h && begin < end;
+                    if (!inside) {
+                        std::fill_n(row, width_, zero);
+                        continue;
+                    }
+                    for (int c = 0; c < leaf_.channels; ++c)
+                        at[c] = planes[c] + int64_t(y) * x_.w + int64_t(begin) * stride - shift;
+                    leaf_.interleave(at, stride, end - begin, row + begin);
+                    std::fill(row, row + begin, zero);
+                    std::fill(row + end, row + width_, zero);
+                }
+            }
+        }
+    }
+
+    const Leaf8& leaf_;
+    const Op& op_;
+    const Quantized q_;
+    const Shape x_, y_;
+    const int inputs_, words_;  // of a group
+    const int taps_, copies_;
+    const bool plain_;  // inputs lie as outputs do: pixels are lines then
+    const int width_;
+    const Weights8 weights_;
+    std::vector<bool> phases_;  // of the stride: whether some tap reads it
+    int lines_, lines_read_;    // output lines of a block, and lines that it reads of each phase
+    int64_t pitch_;             // words of a copy
+    std::vector<int64_t> at_;   // where each tap lies
+};
+
+}  // namespace
+
+std::unique_ptr<AbstractConv8> make_gemm8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
+                                          Shape y) {
+    return std::make_unique<Gemm8>(leaf, op, quantized, x, y);
+}
+
+}  // namespace cofire

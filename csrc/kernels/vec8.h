@@ -1,0 +1,113 @@
+// Words of bytes in vectors of the instruction set that this file is compiled for.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "leaf8.h"
+
+#ifndef COFIRE_ISA
+#error "COFIRE_ISA names the namespace of the instruction set, e.g. v3"
+#endif
+
+namespace cofire {
+namespace COFIRE_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kTileRows = 6, kTileVectors = 4;  // of 32 registers
+#else
+constexpr int kTileRows = 6, kTileVectors = 2;  // of 16
+#endif
+static_assert(kTileRows <= kMaxRows8, "arrays hold kMaxRows8");
+
+#if defined(__AVX512VNNI__)
+constexpr int kChannels = 4;
+#else
+constexpr int kChannels = 2;
+#endif
+constexpr int kBits = 32 / kChannels;  // of a channel in a word
+
+typedef int32_t ints __attribute__((vector_size(4 * kLanes), may_alias));
+typedef uint32_t words __attribute__((vector_size(4 * kLanes), may_alias));
+typedef float floats __attribute__((vector_size(4 * kLanes), may_alias));
+typedef uint8_t bytes __attribute__((vector_size(kLanes), may_alias));
+typedef uint16_t pairs __attribute__((vector_size(2 * kLanes), may_alias));
+typedef int32_t ints_anywhere __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint32_t words_anywhere __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef float floats_anywhere __attribute__((vector_size(4 * kLanes), aligned(4), may_alias));
+typedef uint8_t bytes_anywhere __attribute__((vector_size(kLanes), aligned(1), may_alias));
+typedef uint16_t pairs_anywhere __attribute__((vector_size(2 * kLanes), aligned(1), may_alias));
+
+inline words load(const uint32_t* p) { return *reinterpret_cast<const words_anywhere*>(p); }
+inline ints load(const int32_t* p) { return *reinterpret_cast<const ints_anywhere*>(p); }
+inline bytes load(const uint8_t* p) { return *reinterpret_cast<const bytes_anywhere*>(p); }
+inline void store(uint32_t* p, words x) { *reinterpret_cast<words_anywhere*>(p) = x; }
+inline void store(float* p, floats x) { *reinterpret_cast<floats_anywhere*>(p) = x; }
+inline void store(uint8_t* p, bytes x) { *reinterpret_cast<bytes_anywhere*>(p) = x; }
+inline ints splat(int32_t x) { return x - ints{}; }
+inline words splat(uint32_t x) { return x - words{}; }
+inline floats splat(float x) { return x - floats{}; }
+
+inline words widened(bytes x) {
+#if defined(__AVX512F__)
+    return words(_mm512_cvtepu8_epi32(__m128i(x)));
+#elif defined(__AVX2__)
+    return words(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(reinterpret_cast<const long long&>(x))));
+#else
+    return __builtin_convertvector(x, words);
+#endif
+}
+
+inline bytes narrowed(ints x) {
+#if defined(__AVX512F__)
+    return bytes(_mm512_cvtepi32_epi8(__m512i(x)));
+#else
+    return __builtin_convertvector(x, bytes);
+#endif
+}
+
+// Numbers of 0 .. 255 as bytes, one vector after the other.
+template <int Vectors>
+inline void put(uint8_t* to, const ints* x) {
+#if defined(__AVX512BW__)
+    if constexpr (Vectors >= 4) {
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        const __m512i one = _mm512_packus_epi32(__m512i(x[0]), __m512i(x[1]));
+        const __m512i two = _mm512_packus_epi32(__m512i(x[2]), __m512i(x[3]));
+        _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(one, two)));
+        return put<Vectors - 4>(to + 64, x + 4);
+    }
+#endif
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) store(to + v * kLanes, narrowed(x[v]));
+}
+
+// sum + the products of the channels in a word of pixels and a word of weights
+inline ints multiplied(ints sum, words pixels, words weights) {
+#if defined(__AVX512VNNI__)
+    return ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
+#elif defined(__AVX512BW__)
+    return sum + ints(_mm512_madd_epi16(__m512i(pixels), __m512i(weights)));
+#elif defined(__AVX2__)
+    return sum + ints(_mm256_madd_epi16(__m256i(pixels), __m256i(weights)));
+#elif defined(__SSE2__)
+    return sum + ints(_mm_madd_epi16(__m128i(pixels), __m128i(weights)));
+#else
+    const ints low = ints(pixels << 16) >> 16, high = ints(pixels) >> 16;
+    return sum + low * (ints(weights << 16) >> 16) + high * (ints(weights) >> 16);
+#endif
+}
+
+}  // namespace COFIRE_ISA
+}  // namespace cofire

@@ -27,7 +27,16 @@ struct Padding {
 
 enum class Act { none, relu, relu6, leaky, silu, hardswish, sigmoid, hardsigmoid };
 
-enum class Kind { conv, affine, act, add, mul, cat, move, pool, flatten, rescale };
+enum class Kind { conv, affine, act, add, mul, cat, move, pool, flatten, rescale, conv8, quantize, dequantize };
+
+// How a buffer's numbers lie: as float32 where the scale is 0, else as bytes q, each for scale * (q - zero).
+struct Form {
+    float scale = 0;
+    int zero = 0;
+
+    bool u8() const { return scale != 0; }
+    bool operator==(const Form& other) const { return scale == other.scale && zero == other.zero; }
+};
 
 // Over space: the maximum, the mean, the mean of magnitudes, or all maxima and then all means.
 enum class Pooling { max, avg, abs, both };
@@ -69,6 +78,12 @@ struct Op {
     bool maximum = false, include_pad = false, adaptive = false;  // pool
     std::vector<int> channels;                                    // move: source channel of each, -1 for zero
     Pair offset{0, 0};                                            // move
+    // conv8: the same window, and what Quantized in conv8.h has
+    const int8_t* weight8 = nullptr;
+    const int32_t* bias8 = nullptr;
+    const float* multiplier = nullptr;
+    float residual_multiplier = 0;
+    int low = 0, high = 255;
 };
 
 struct Group {
@@ -81,6 +96,7 @@ struct Program {
     int input = 0, output = 0;
     std::vector<int> output_shape;
     std::vector<Shape> buffers;
+    std::vector<Form> forms;  // of the buffers
     std::vector<Group> groups;
     float threshold = 0;
     std::vector<Op> ops;

@@ -14,6 +14,7 @@ from test_kernels import WHY_NOT, with_kernel
 from cofire.runtime import _native
 from cofire.runtime.program_file import read
 
+
 def _folder(version: int) -> Path:
     return Path(__file__).parent / "golden" / f"program_v{version}"
 

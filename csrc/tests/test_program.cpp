@@ -254,7 +254,7 @@ void test_tensor_entries() {
     auto with_stem = [&](const std::string& from, const std::string& to) {
         return with_header(net, stem, replaced(stem, from, to));
     };
-    REFUSED(with_stem("F32", "F16"), "tensor \"stem.weight\": dtype must be \"F32\", got \"F16\"");
+    REFUSED(with_stem("F32", "F16"), "tensor \"stem.weight\": dtype must be one of F32 I8 I32, got \"F16\"");
     REFUSED(with_stem("\"dtype\"", "\"type\""), "tensor \"stem.weight\": entry has the unknown key \"type\"");
     REFUSED(with_stem("\"dtype\":\"F32\",", ""), "tensor \"stem.weight\": entry lacks the key \"dtype\"");
     REFUSED(with_stem("[4,3,3,3]", "[4,3,3,-3]"), "tensor \"stem.weight\": each of shape must be an integer from 0");

@@ -72,6 +72,7 @@ The files, in the data's way; each imports only from files above it:
         ranges.py        what buffers hold for a few images -> scales of 8 bits
         quantizing.py    program -> the same in int8
         quantized.py     quantize(model, images) -> Quantized
+        profile.py       where the time of a call goes, op by op
         engine.py        compile(model) -> Engine
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine

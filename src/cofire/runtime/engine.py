@@ -11,25 +11,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.table import Table
 from torch import Tensor, nn
 
+from cofire.data.feeding import AnyLoader
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
 from cofire.runtime.lowering import lower
-from cofire.runtime.program import Affine, Conv, Program
+from cofire.runtime.profile import Profile
+from cofire.runtime.program import Affine, Conv, Conv8, Program
 from cofire.runtime.program_file import native, read, to_bytes
-from cofire.text import rendered
+from cofire.runtime.quantized import Quantized, quantize
+from cofire.runtime.quantizing import precisions
 
 if TYPE_CHECKING:
     from cofire.runtime import _native
 
 Masks = dict[str, NDArray[np.bool_]]
+Precision = Literal["float32", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,29 +60,6 @@ class Limits:
     def seconds(self) -> float:
         """For the native side: negative for the default."""
         return -1.0 if self.tuning_seconds is None else self.tuning_seconds
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where the time of one image went; lists run over ops."""
-
-    names: list[str]
-    algorithms: list[str]
-    milliseconds: list[float]
-    macs: list[int]
-
-    def __str__(self) -> str:
-        return rendered(self.__rich__())
-
-    def __rich__(self) -> Table:
-        table = Table(title=f"{sum(self.milliseconds):.3f} ms, {sum(self.macs):,} MACs", title_justify="left")
-        table.add_column("op")
-        table.add_column("algorithm")
-        for column in ("ms", "MACs", "MACs / ns"):
-            table.add_column(column, justify="right")
-        for name, how, ms, macs in zip(self.names, self.algorithms, self.milliseconds, self.macs, strict=True):
-            table.add_row(name, how, f"{ms:.3f}", f"{macs:,}", f"{macs / max(ms, 1e-9) / 1e6:.1f}")
-        return table
 
 
 class _Forced:
@@ -130,7 +110,7 @@ class Engine:
         self.threshold = program.threshold
         self._groups = {group.name: group.filters for group in program.groups}
         self._filters = sum(self._groups.values())
-        self._layers = {number: op.name for number, op in enumerate(program.ops) if isinstance(op, Conv)}
+        self._layers = {number: op.name for number, op in enumerate(program.ops) if isinstance(op, Conv | Conv8)}
         self._last = _Last()
 
     @property
@@ -211,9 +191,12 @@ class Engine:
         for _ in range(rounds):
             self._run(x, 1, seconds=seconds)
         assert self._last.macs is not None
+        found = precisions(self.program)
         return Profile(
             names=[op.name for op in self.program.ops],
             algorithms=self.tuning.split(),
+            precisions=[precision for precision, _ in found],
+            reasons=[reason for _, reason in found],
             milliseconds=(1e3 * seconds / (rounds * len(x))).tolist(),
             macs=self._last.macs.mean(0).astype(int).tolist(),
         )
@@ -279,21 +262,40 @@ class Engine:
 
 
 def compile(
-    model: nn.Module, input_shape: tuple[int, int, int] | None = None, *, limits: Limits | None = None
+    model: nn.Module,
+    input_shape: tuple[int, int, int] | None = None,
+    *,
+    precision: Precision = "float32",
+    images: AnyLoader | Tensor | None = None,
+    limits: Limits | None = None,
 ) -> Engine:
-    """The engine of a model, plain or gated, in eval mode; ``model`` is left alone.
+    """The engine of a model, plain, gated or quantised, in eval mode; ``model`` is left alone.
 
     Each conv is timed here with every algorithm that can run it, a second or two for a large network.
 
     Args:
         input_shape: (C, H, W) of an image. Default: the shape a gated model or a registered backbone was made for,
             else 224 x 224.
+        precision: ``int8`` stands for ``compile(quantize(model, images))``.
+        images: those that :func:`cofire.quantize` fits ranges to.
         limits: what one image may cost; default ``Limits()``.
 
     Raises:
+        ConfigError: int8 without images, or images without int8.
         CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
             more than the limits allow.
     """
+    if precision not in get_args(Precision):
+        raise unknown("precision", precision, get_args(Precision))
+    if (precision == "int8") != (images is not None):
+        raise ConfigError("images must be given with precision='int8', which fits ranges to them, and only then")
+    if images is not None:
+        model = quantize(model, images, input_shape=input_shape)
+    if isinstance(model, Quantized):
+        shape = model.program.buffers[model.program.input]
+        if input_shape is not None and tuple(input_shape) != shape:
+            raise ConfigError(f"input_shape must be {shape}, for which the model was quantised, got {input_shape}")
+        return Engine(replace(model.program, threshold=model.threshold), limits=limits)
     return Engine(lower(model, input_shape), limits=limits)
 
 

@@ -52,6 +52,19 @@ def why_float32(op: Op) -> str | None:
     return None if _passes(op) or _averages(op) else f"{kind_of(op)} has no int8 form"
 
 
+def precisions(program: Program) -> list[tuple[str, str]]:
+    """Of each op, ``int8`` or ``float32``; and why it is the latter in a quantised program, else an empty text."""
+    u8 = {quant.buffer for quant in program.quants}
+    found = []
+    for op in program.ops:
+        if u8 & {*op.src, op.dst}:
+            found.append(("int8", ""))
+        else:
+            kept = "as asked" if isinstance(op, Conv) else "between float32"
+            found.append(("float32", (why_float32(op) or kept) if u8 else ""))
+    return found
+
+
 def _passes(op: Op) -> bool:
     """Whether an op's outputs are among its inputs, so that it works on numbers of either form."""
     return isinstance(op, Move | Cat | Flatten) or (isinstance(op, Pool) and op.op == "max")

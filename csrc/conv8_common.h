@@ -14,24 +14,30 @@ Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8;
 
 constexpr int kLine8 = 64;  // bytes of a cache line
 
-// The ending of the filters out[0 .. size) of a call from pixel `first` on, but for what is added to their sums.
-inline Ending8 ending_of(const Quantized& q, const ConvCall8& call, const int* out, int size, int area, int first) {
+// An ending without filters.
+inline Ending8 ending_of(const Quantized& q) {
     Ending8 ending{};
     ending.zero_out = q.zero_out, ending.low = q.low, ending.high = q.high;
     ending.zero_residual = q.zero_residual, ending.residual_multiplier = q.residual_multiplier;
-    for (int r = 0; r < size; ++r) {
-        const int o = out[r];
-        const int64_t at = int64_t(o) * area + first;
-        ending.multiplier[r] = q.multiplier[o];
-        if (call.residual && (!call.residual_on || call.residual_on[o])) ending.residual[r] = call.residual + at;
-        if (q.to_float)
-            ending.y_float[r] = call.y_float + at;
-        else
-            ending.y[r] = call.y + at;
-        if (call.peak) ending.peak[r] = call.peak + o;
-        if (call.sum) ending.sum[r] = call.sum + o;
-    }
     return ending;
+}
+
+// Filter o, from pixel `first` on, becomes row r of an ending. Its sums begin with `start`.
+inline void end_filter(Ending8& ending, int r, const Quantized& q, const ConvCall8& call, int o, int area, int first,
+                       int32_t start) {
+    const int64_t at = int64_t(o) * area + first;
+    const bool adds = call.residual && (!call.residual_on || call.residual_on[o]);
+    ending.start[r] = start, ending.multiplier[r] = q.multiplier[o];
+    ending.residual[r] = adds ? call.residual + at : nullptr;
+    ending.y[r] = q.to_float ? nullptr : call.y + at;
+    ending.y_float[r] = q.to_float ? call.y_float + at : nullptr;
+    ending.peak[r] = call.peak ? call.peak + o : nullptr;
+    ending.sum[r] = call.sum ? call.sum + o : nullptr;
+}
+
+// What sums begin with where inputs are multiplied as they are, which adds weight * zero_in too much for each.
+inline int32_t start_of(const Quantized& q, int o, int32_t total_weight) {
+    return int32_t(uint32_t(q.bias[o]) - uint32_t(total_weight) * uint32_t(q.zero_in));
 }
 
 // Filters that are off keep their residual, if that is live.
@@ -39,18 +45,22 @@ inline void keep_residuals(const Leaf8& leaf, const Quantized& q, const ConvCall
                            const Member& member) {
     if (!call.residual) return;
     const Range mine = member.share(y.c);
+    Ending8 ending = ending_of(q);
     const int* active = std::lower_bound(call.out, call.out + call.n_out, mine.begin);
     for (int o = mine.begin; o < mine.end; ++o) {
-        if (active < call.out + call.n_out && *active == o)
+        if (active < call.out + call.n_out && *active == o) {
             ++active;
-        else if (!call.residual_on || call.residual_on[o])
-            leaf.finish(nullptr, y.area(), ending_of(q, call, &o, 1, y.area(), 0), 0);
+        } else if (!call.residual_on || call.residual_on[o]) {
+            end_filter(ending, 0, q, call, o, y.area(), 0, 0);
+            leaf.finish(nullptr, y.area(), ending, 0);
+        }
     }
 }
 
 // The live inputs of a group as a list and as bits, counted from the group's first.
 struct LiveInputs {
     int count;
+    bool whole = false;  // dead ones are walked too, as zeros
     int* list;
     uint64_t* bits;
 
@@ -63,6 +73,8 @@ struct LiveInputs {
             bits[list[k] / 64] |= uint64_t(1) << list[k] % 64;
         }
     }
+
+    bool has(int i) const { return bits[i / 64] >> i % 64 & 1; }
 
     static int64_t bits_room(int inputs) { return up((inputs + 7) / 8, kLine8); }
     static int64_t room(int inputs) { return bits_room(inputs) + up(4 * int64_t(inputs), kLine8); }
@@ -89,22 +101,30 @@ class Weights8 {
                 }
     }
 
-    // Words of a filter's weights for live inputs: as they are, or in `room`. What its sums start with goes into
-    // *start: bytes of the inputs are multiplied as they are, which adds weight * zero_in too much for each.
+    // Words of a filter's weights for live inputs: as they are, if these are whole, or in `room`. What its sums begin
+    // with goes into *start.
     const uint32_t* packed(const Leaf8& leaf, int o, const LiveInputs& live, uint8_t* room, int32_t* start) const {
-        const int8_t* rows = reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_;
-        const bool as_they_are = live.count == inputs_ && leaf.channels == 4;
+        const int8_t* rows = row(o);
         uint32_t* to = reinterpret_cast<uint32_t*>(room);
-        int32_t total = as_they_are ? totals_[o] : 0;
-        for (int tap = 0; tap < taps_ && !as_they_are; ++tap) {
+        int32_t total = live.whole ? totals_[o] : 0;
+        for (int tap = 0; tap < taps_ && !live.whole; ++tap) {
             total += leaf.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
             to += (live.count + leaf.channels - 1) / leaf.channels;
         }
-        *start = int32_t(uint32_t(q_.bias[o]) - uint32_t(total) * uint32_t(q_.zero_in));
-        return reinterpret_cast<const uint32_t*>(as_they_are ? reinterpret_cast<const uint8_t*>(rows) : room);
+        *start = start_of(q_, o, total);
+        return reinterpret_cast<const uint32_t*>(live.whole ? reinterpret_cast<const uint8_t*>(rows) : room);
+    }
+
+    // The rows of out[f .. f + size), or of the last before `end`.
+    Ahead8 ahead(const int* out, int f, int end, int size) const {
+        Ahead8 ahead{{}, row_};
+        for (int r = 0; r < size; ++r) ahead.rows[r] = row(out[std::min(f + r, end - 1)]);
+        return ahead;
     }
 
    private:
+    const int8_t* row(int o) const { return reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_; }
+
     const Quantized q_;
     const int inputs_, taps_;
     const int row_;        // bytes of a tap's weights

@@ -4,6 +4,65 @@
 namespace cofire {
 namespace {
 
+// The tables of Leaf8::depthwise for a conv, if they are small enough.
+class Tables8 {
+   public:
+    Tables8(const Leaf8& leaf, const Op& op, Shape x, Shape y, int words) {
+        const int stride = op.stride.w, width = std::min(y.w, leaf.lanes);
+        const int reach = (width - 1) * stride + (words * leaf.channels - 1) * op.dilation.w + 1;  // of a line's taps
+        const bool narrow = y.w == width;
+        const int pitch = narrow ? std::max(reach, op.padding.left + x.w) : reach;  // bytes of a table's line
+        while (narrow && (rows_ + 1) * width <= leaf.lanes && (rows_ * op.stride.h + 1) * pitch <= kTable) ++rows_;
+        fits_ = leaf.depthwise && pitch <= kTable;
+        if (!fits_) return;
+        const auto ones = [](int from, int to) {  // bits
+            uint64_t bits = 0;
+            for (int i = std::max(from, 0); i < std::min(to, kTable); ++i) bits |= uint64_t(1) << i;
+            return bits;
+        };
+        for (int first = 0; first < y.w; first += width) {
+            const int left = first * stride - op.padding.left;  // the column of the table's first byte
+            // A narrow map's tables hold whole lines of the plane, whose insides the tables have.
+            strips_.push_back({first, std::min(width, y.w - first), std::max(left, 0),
+                               narrow ? ~uint64_t(0) : ones(-left, x.w - left)});
+        }
+        for (int line = 0; line < y.h; line += rows_)
+            for (int ky = 0; ky < op.kernel.h; ++ky) {
+                const int top = line * op.stride.h + ky * op.dilation.h - op.padding.top;
+                Table8 table{int64_t(std::min(std::max(top, 0), x.h - 1)) * x.w, 0};
+                for (int l = 0; l <= (rows_ - 1) * op.stride.h; ++l)
+                    if (top + l >= 0 && top + l < x.h)
+                        table.inside |= narrow ? ones(l * pitch + op.padding.left, l * pitch + op.padding.left + x.w)
+                                               : ~uint64_t(0);
+                tables_.push_back(table);
+            }
+        for (int word = 0; word < words; ++word)
+            for (int lane = 0; lane < leaf.lanes; ++lane)
+                for (int c = 0; c < leaf.channels; ++c) {
+                    const int place = lane / width * op.stride.h * pitch + lane % width * stride +
+                                      (word * leaf.channels + c) * op.dilation.w;
+                    order_.push_back(uint8_t(place % kTable));  // lanes past the last line do not count
+                }
+    }
+
+    bool fit() const { return fits_; }
+    Depthwise8Map map(const Op& op, Shape y, int words, int zero_in) const {
+        const bool rolls = rows_ == 1 && op.stride.h == 1 && op.dilation.h == 1;
+        return {
+            rows_,          y.h,          y.w, op.kernel.h, words, zero_in, rolls, strips_.data(), int(strips_.size()),
+            tables_.data(), order_.data()};
+    }
+
+   private:
+    static constexpr int kTable = 64;  // bytes
+
+    int rows_ = 1;
+    bool fits_ = false;
+    std::vector<Strip8> strips_;
+    std::vector<Table8> tables_;
+    std::vector<uint8_t> order_;
+};
+
 class Depthwise8 final : public AbstractConv8 {
    public:
     Depthwise8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x, Shape y)
@@ -14,6 +73,7 @@ class Depthwise8 final : public AbstractConv8 {
           y_(y),
           taps_(op.kernel.h * op.kernel.w),
           words_((op.kernel.w + leaf.channels - 1) / leaf.channels),
+          tables_(leaf, op, x, y, words_),
           weights_(size_t(y.c) * op.kernel.h * words_),
           totals_(y.c) {
         const int reach = (op.kernel.h - 1) * op.dilation.h, bits = 32 / leaf.channels;
@@ -43,18 +103,23 @@ class Depthwise8 final : public AbstractConv8 {
         std::fill_n(line, line_room(), uint8_t(q_.zero_in));
         const Range mine = member.share(call.n_out);
         const int *live = call.in, *stop = call.in + call.n_in;
+        const Depthwise8Map map = tables_.map(op_, y_, words_, q_.zero_in);
+        Ending8 ending = ending_of(q_);
         int64_t macs = 0;
         for (int f = mine.begin; f < mine.end; ++f) {
             const int o = call.out[f];
             live = std::lower_bound(live, stop, o);
             const bool reads = live < stop && *live == o;  // a dead input leaves the bias
-            if (reads) pack(call.x + int64_t(o) * x_.area(), line, packed);
-            Ending8 ending = ending_of(q_, call, &o, 1, y_.area(), 0);
-            const int32_t total = reads ? totals_[o] : 0;
-            ending.start[0] = int32_t(uint32_t(q_.bias[o]) - uint32_t(total) * uint32_t(q_.zero_in));
+            const uint8_t* plane = call.x + int64_t(o) * x_.area();
+            end_filter(ending, 0, q_, call, o, y_.area(), 0, start_of(q_, o, reads ? totals_[o] : 0));
             const uint32_t* weights = weights_.data() + int64_t(o) * op_.kernel.h * words_;
-            const Walk8 walk{packed, at_.data(), reads ? op_.kernel.h : 0, words_, pitch_};
-            leaf_.gemm(&weights, 1, walk, y_.area(), ending);
+            if (reads && tables_.fit()) {
+                leaf_.depthwise(plane, weights, map, ending);
+            } else {
+                if (reads) pack(plane, line, packed);
+                const Walk8 walk{packed, at_.data(), reads ? op_.kernel.h : 0, words_, pitch_};
+                leaf_.gemm(&weights, 1, walk, y_.area(), ending, nullptr);
+            }
             macs += reads ? int64_t(taps_) * y_.area() : 0;
         }
         keep_residuals(leaf_, q_, call, y_, member);
@@ -94,6 +159,7 @@ class Depthwise8 final : public AbstractConv8 {
     const Quantized q_;
     const Shape x_, y_;
     const int taps_, words_;  // words of a kernel's line
+    const Tables8 tables_;
     std::vector<uint32_t> weights_;
     std::vector<int32_t> totals_;  // of each filter's weights
     std::vector<bool> phases_;     // of the stride: whether some tap reads it

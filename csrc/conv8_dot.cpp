@@ -1,12 +1,13 @@
 // Convs on maps of a few pixels, linear layers among them: a dot product along the weights for each pixel. The weights
 // are what takes the time, so inputs that are off are zeros here and only filters are skipped.
+#include <numeric>
+
 #include "conv8_common.h"
 
 namespace cofire {
 namespace {
 
 constexpr int kGroup8 = 8;  // filters at a time
-static_assert(kGroup8 <= kMaxRows8, "an ending holds kMaxRows8");
 
 class Dot8 final : public AbstractConv8 {
    public:
@@ -26,9 +27,7 @@ class Dot8 final : public AbstractConv8 {
         for (int o = 0; o < y.c; ++o) {
             const int8_t* weights = q_.weight + int64_t(o) * nk_;
             std::copy_n(weights, nk_, to + o * pitch_);
-            uint32_t start = uint32_t(q_.bias[o]);
-            for (int k = 0; k < nk_; ++k) start -= uint32_t(weights[k] * q_.zero_in);
-            starts_[o] = int32_t(start);
+            starts_[o] = start_of(q_, o, std::accumulate(weights, weights + nk_, int32_t(0)));
         }
     }
 
@@ -40,16 +39,16 @@ class Dot8 final : public AbstractConv8 {
         member.meet();
         const Range mine = member.share(call.n_out);
         const int8_t* weights = reinterpret_cast<const int8_t*>(memory_.data());
+        Ending8 ending = ending_of(q_);
         int32_t sums[kGroup8 * kFewPixels];
         for (int f = mine.begin, size; f < mine.end; f += size) {
             size = std::min(kGroup8, mine.end - f);
             const int8_t* rows[kGroup8];
             for (int r = 0; r < size; ++r) rows[r] = weights + call.out[f + r] * pitch_;
             leaf_.dot(rows, size, nk_, columns, pitch_, y_.area(), sums);
-            Ending8 ending = ending_of(q_, call, call.out + f, size, y_.area(), 0);
             for (int r = 0; r < size; ++r) {
-                ending.start[r] = starts_[call.out[f + r]];
-                leaf_.finish(sums + r * y_.area(), y_.area(), ending, r);
+                end_filter(ending, 0, q_, call, call.out[f + r], y_.area(), 0, starts_[call.out[f + r]]);
+                leaf_.finish(sums + r * y_.area(), y_.area(), ending, 0);
             }
         }
         keep_residuals(leaf_, q_, call, y_, member);

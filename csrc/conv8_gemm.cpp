@@ -6,6 +6,9 @@
 namespace cofire {
 namespace {
 
+constexpr int kFewVectors8 = 4;           // of a small map
+constexpr int kMostColumns8 = 4;          // pixels that may be left over for dot products
+constexpr int kFewestWords8 = 64;         // of a filter's weights for which that is worth it
 constexpr int64_t kInputs8 = 384 * 1024;  // bytes of packed inputs that a block has, or those of one line
 
 class Gemm8 final : public AbstractConv8 {
@@ -55,30 +58,51 @@ class Gemm8 final : public AbstractConv8 {
    private:
     int64_t packed_room() const { return up(4 * words_ * copies_ * pitch_, kLine8); }
     int64_t row_room() const { return up(4 * int64_t(taps_) * words_, kLine8) + kSlack8; }
-    int64_t own_room() const { return LiveInputs::room(inputs_) + leaf_.rows * row_room(); }
+    int64_t zeros_room() const { return has_few_vectors() ? up(x_.area(), kLine8) + kSlack8 : 0; }
+    int64_t own_room() const {
+        return LiveInputs::room(inputs_) + (leaf_.rows + kMostColumns8) * row_room() + zeros_room();
+    }
+
+    bool has_few_vectors() const { return y_.area() <= kFewVectors8 * leaf_.lanes; }
+
+    // Whether to leave the weights as they are: packing those of the live inputs takes longer than to multiply a few
+    // zeros on small maps.
+    bool walks_whole(int live) const {
+        const int vectors = (y_.area() + leaf_.lanes - 1) / leaf_.lanes;
+        return leaf_.channels == 4 &&
+               (live == inputs_ || (has_few_vectors() && 5 * (inputs_ - live) * vectors < 2 * inputs_));
+    }
 
     int64_t multiply(const ConvCall8& call, int group, Range in, Range out, const Member& member) const {
         uint32_t* packed = reinterpret_cast<uint32_t*>(call.room);
         uint8_t* own = call.room + packed_room() + member.thread * own_room();
-        const LiveInputs live(call.in + in.begin, in.end - in.begin, group * inputs_, inputs_, own);
-        const int words = (live.count + leaf_.channels - 1) / leaf_.channels;
+        LiveInputs live(call.in + in.begin, in.end - in.begin, group * inputs_, inputs_, own);
+        live.whole = walks_whole(live.count);
+        const int words = live.whole ? words_ : (live.count + leaf_.channels - 1) / leaf_.channels;
+        uint8_t *rows_room = own + LiveInputs::room(inputs_), *zeros = own + own_room() - zeros_room();
+        std::fill_n(zeros, zeros_room(), uint8_t(q_.zero_in));
+        const uint8_t* x = call.x + int64_t(group) * inputs_ * x_.area();
+        Ending8 ending = ending_of(q_);
         const Range mine = member.share(out.end - out.begin), packs = member.share(words);
         for (int line = 0; line < y_.area() / width_; line += lines_) {
             const int lines = std::min(lines_, y_.area() / width_ - line);
             if (line > 0) member.meet();  // nobody reads the last block any more
             for (int word = packs.begin; word < packs.end; ++word)
-                pack(call, in, word, line, lines, packed + word * copies_ * pitch_);
+                pack(x, zeros, live, word, line, lines, packed + word * copies_ * pitch_);
             member.meet();
-            const Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
+            Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
+            fill_columns(walk, lines * width_, reinterpret_cast<uint32_t*>(rows_room + leaf_.rows * row_room()));
             for (int f = mine.begin, size; f < mine.end; f += size) {
                 size = group_size(mine.end - f, leaf_.rows);
                 const int* filters = call.out + out.begin + f;
-                Ending8 ending = ending_of(q_, call, filters, size, y_.area(), line * width_);
                 const uint32_t* rows[kMaxRows8];
-                for (int r = 0; r < size; ++r)
-                    rows[r] = weights_.packed(leaf_, filters[r], live, own + LiveInputs::room(inputs_) + r * row_room(),
-                                              &ending.start[r]);
-                leaf_.gemm(rows, size, walk, lines * width_, ending);
+                for (int r = 0; r < size; ++r) {
+                    int32_t start = 0;
+                    rows[r] = weights_.packed(leaf_, filters[r], live, rows_room + r * row_room(), &start);
+                    end_filter(ending, r, q_, call, filters[r], y_.area(), line * width_, start);
+                }
+                const Ahead8 ahead = weights_.ahead(call.out + out.begin, f + size, mine.end, size);
+                leaf_.gemm(rows, size, walk, lines * width_, ending, f + size < mine.end ? &ahead : nullptr);
             }
         }
         member.meet();
@@ -86,11 +110,13 @@ class Gemm8 final : public AbstractConv8 {
     }
 
     // Word `word` of the live inputs, for the taps of output lines [line, line + lines).
-    void pack(const ConvCall8& call, Range in, int word, int line, int lines, uint32_t* to) const {
+    void pack(const uint8_t* x, const uint8_t* zeros, const LiveInputs& live, int word, int line, int lines,
+              uint32_t* to) const {
         const uint8_t *planes[4], *at[4];
         for (int c = 0; c < leaf_.channels; ++c) {  // those past the end meet weights of zero
-            const int i = std::min(in.begin + word * leaf_.channels + c, in.end - 1);
-            planes[c] = call.x + int64_t(call.in[i]) * x_.area();
+            const int k = std::min(word * leaf_.channels + c, (live.whole ? inputs_ : live.count) - 1);
+            const int i = live.whole ? k : live.list[k];
+            planes[c] = live.has(i) ? x + int64_t(i) * x_.area() : zeros;
         }
         if (plain_) {
             for (int c = 0; c < leaf_.channels; ++c) at[c] = planes[c] + line;
@@ -119,6 +145,19 @@ class Gemm8 final : public AbstractConv8 {
                     std::fill(row + end, row + width_, zero);
                 }
             }
+        }
+    }
+
+    // Of n pixels the last few as columns, if there are few enough over.
+    void fill_columns(Walk8& walk, int n, uint32_t* to) const {
+        const int over = n % leaf_.lanes, words = walk.taps * walk.words;
+        if (over > std::min(kMostColumns8, leaf_.lanes / 4) || n < leaf_.lanes || words < kFewestWords8) return;
+        walk.columns = to, walk.column_count = over, walk.column_pitch = up(words, kLine);
+        for (int i = n - over; i < n; ++i, to += walk.column_pitch) {
+            uint32_t* next = to;
+            for (int tap = 0; tap < walk.taps; ++tap)
+                for (int k = 0; k < walk.words; ++k) *next++ = walk.x[walk.at[tap] + k * walk.pitch + i];
+            std::fill(next, to + walk.column_pitch, 0u);
         }
     }
 

@@ -1,4 +1,5 @@
 // Convs on bytes: filters times pixels in words of channels, and what becomes of the sums.
+#include "ending8.h"
 #include "vec8.h"
 
 #define COFIRE_TEXT(x) #x
@@ -9,85 +10,10 @@ namespace COFIRE_ISA {
 
 namespace {
 
-// Numbers as small as bytes plus 1.5 * 2^23 are floats whose last bits are the nearest whole number, ties to even.
-constexpr float kRound = 12582912.0f;
-constexpr int32_t kRoundBits = 0x4B400000;
-
-// The largest byte and the sum of all that a filter wrote.
-struct Kept {
-    ints best = {}, total = {};
-
-    void add(ints y) {
-        best = y > best ? y : best;
-        total += y;
-    }
-    void end(const Ending8& ending, int r) const {
-        if (ending.peak[r])
-            for (int i = 0; i < kLanes; ++i)
-                if (best[i] > *ending.peak[r]) *ending.peak[r] = uint8_t(best[i]);
-        if (ending.sum[r])
-            for (int i = 0; i < kLanes; ++i) *ending.sum[r] += total[i];
-    }
-};
-
-inline floats scaled(ints sum, float multiplier) { return __builtin_convertvector(sum, floats) * splat(multiplier); }
-
-inline ints rounded(floats real, const Ending8& ending) {
-    const floats low = splat(float(ending.low - ending.zero_out)), high = splat(float(ending.high - ending.zero_out));
-    real = real < low ? low : real;
-    real = real > high ? high : real;
-    return ints(real + splat(kRound)) + splat(int32_t(ending.zero_out - kRoundBits));
-}
-
-inline floats with_residual(floats real, bytes residual, const Ending8& ending) {
-    return real + scaled(ints(widened(residual)) - splat(int32_t(ending.zero_residual)), ending.residual_multiplier);
-}
-
-// Pixels [i, i + Vectors * kLanes) of filter r.
-template <int Vectors>
-inline void finish_vectors(const ints* sum, int i, const Ending8& ending, int r, Kept* kept) {
-    floats real[Vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) real[v] = scaled(sum[v], ending.multiplier[r]);
-    if (const uint8_t* residual = ending.residual[r])
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) real[v] = with_residual(real[v], load(residual + i + v * kLanes), ending);
-    if (float* y = ending.y_float[r]) {
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) store(y + i + v * kLanes, real[v]);
-        return;
-    }
-    uint8_t* y = ending.y[r] + i;
-    ints q[Vectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) q[v] = rounded(real[v], ending);
-    put<Vectors>(y, q);
-    if (kept)
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) kept->add(q[v]);
-}
-
-// The same for pixels [i, i + n), n < kLanes: touches nothing past them.
-void finish_some(ints sum, int i, int n, const Ending8& ending, int r, Kept* kept) {
-    floats real = scaled(sum, ending.multiplier[r]);
-    if (const uint8_t* residual = ending.residual[r]) {
-        bytes some = {};
-        for (int j = 0; j < n; ++j) some[j] = residual[i + j];
-        real = with_residual(real, some, ending);
-    }
-    if (float* y = ending.y_float[r]) {
-        for (int j = 0; j < n; ++j) y[i + j] = real[j];
-        return;
-    }
-    ints q = rounded(real, ending);
-    for (int j = 0; j < n; ++j) ending.y[r][i + j] = uint8_t(q[j]);
-    for (int j = n; j < kLanes; ++j) q[j] = 0;
-    if (kept) kept->add(q);
-}
-
 // Rows x Vectors sums stay in registers over all words; weights are broadcast, pixels are vectors.
 template <int Rows, int Vectors>
-void tile(const uint32_t* const* w, const Walk8& walk, int begin, int n, const Ending8& ending, Kept* kept) {
+void tile(const uint32_t* const* w, const Walk8& walk, int begin, int n, const Ending8& ending, const Rounding& shared,
+          Kept* kept, const Ahead8* ahead) {
     ints sum[Rows][Vectors];
     const uint32_t* row[Rows];
 #pragma GCC unroll 8
@@ -98,6 +24,9 @@ void tile(const uint32_t* const* w, const Walk8& walk, int begin, int n, const E
     }
     for (int tap = 0, k = 0; tap < walk.taps; ++tap) {
         const uint32_t* x = walk.x + walk.at[tap] + begin;
+        if (ahead)
+            for (int64_t line = ahead->pitch * tap; line < ahead->pitch * (tap + 1); line += 64)
+                for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead->rows[r] + line, 0, 2);
         for (const int stop = k + walk.words; k < stop; ++k, x += walk.pitch) {
             words pixels[Vectors];
 #pragma GCC unroll 8
@@ -111,15 +40,17 @@ void tile(const uint32_t* const* w, const Walk8& walk, int begin, int n, const E
         }
     }
     const int left = n - begin;
+    const Rounding rounding = shared;
     if (left >= Vectors * kLanes) {
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) finish_vectors<Vectors>(sum[r], begin, ending, r, kept ? kept + r : nullptr);
+        for (int r = 0; r < Rows; ++r) finish_vectors<Vectors>(sum[r], begin, rounding, Filter(ending, r), kept[r]);
     } else {
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
-            if constexpr (Vectors > 1) finish_vectors<Vectors - 1>(sum[r], begin, ending, r, kept ? kept + r : nullptr);
-            finish_some(sum[r][Vectors - 1], begin + (Vectors - 1) * kLanes, left - (Vectors - 1) * kLanes, ending, r,
-                        kept ? kept + r : nullptr);
+            const Filter filter(ending, r);
+            if constexpr (Vectors > 1) finish_vectors<Vectors - 1>(sum[r], begin, rounding, filter, kept[r]);
+            finish_some(sum[r][Vectors - 1], begin + (Vectors - 1) * kLanes, left - (Vectors - 1) * kLanes, rounding,
+                        filter, kept[r]);
         }
     }
 }
@@ -132,50 +63,74 @@ constexpr int wide(int rows) {
 
 // Tiles of nearly one width: one left over with a single vector would wait for its own sums.
 template <int Rows, int Vectors>
-void rows_of(const uint32_t* const* w, const Walk8& walk, int n, const Ending8& ending, Kept* kept) {
+void rows_of(const uint32_t* const* w, const Walk8& walk, int n, const Ending8& ending, const Rounding& rounding,
+             Kept* kept, const Ahead8* ahead) {
     const int vectors = (n + kLanes - 1) / kLanes, tiles = (vectors + Vectors - 1) / Vectors;
     const int fewer = tiles * Vectors - vectors;  // tiles that do with a vector less
     int begin = 0;
     if constexpr (Vectors > 1) {
-        if (fewer > tiles) return rows_of<Rows, Vectors - 1>(w, walk, n, ending, kept);
+        if (fewer > tiles) return rows_of<Rows, Vectors - 1>(w, walk, n, ending, rounding, kept, ahead);
         for (int t = 0; t < tiles - fewer; ++t, begin += Vectors * kLanes)
-            tile<Rows, Vectors>(w, walk, begin, n, ending, kept);
+            tile<Rows, Vectors>(w, walk, begin, n, ending, rounding, kept, t == 0 ? ahead : nullptr);
         for (int t = 0; t < fewer; ++t, begin += (Vectors - 1) * kLanes)
-            tile<Rows, Vectors - 1>(w, walk, begin, n, ending, kept);
+            tile<Rows, Vectors - 1>(w, walk, begin, n, ending, rounding, kept, begin == 0 ? ahead : nullptr);
     } else {
-        for (; begin < n; begin += kLanes) tile<Rows, 1>(w, walk, begin, n, ending, kept);
+        for (; begin < n; begin += kLanes)
+            tile<Rows, 1>(w, walk, begin, n, ending, rounding, kept, begin == 0 ? ahead : nullptr);
     }
 }
 
+// The pixels that lie in columns, from pixel `begin` on: dot products along the weights.
 template <int Rows>
-void gemm_of(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending) {
-    if constexpr (Rows > 1)
-        if (rows < Rows) return gemm_of<Rows - 1>(w, rows, walk, n, ending);
-    Kept kept[Rows];
-    const bool keeps = ending.peak[0] || ending.sum[0];
-    rows_of<Rows, wide(Rows)>(w, walk, n, ending, keeps ? kept : nullptr);
-    for (int r = 0; r < Rows && keeps; ++r) kept[r].end(ending, r);
+void columns_of(const uint32_t* const* w, const Walk8& walk, int begin, const Ending8& ending, const Rounding& rounding,
+                Kept* kept) {
+    ints found[Rows];
+    for (int r = 0; r < Rows; ++r) found[r] = splat(ending.start[r]);
+    for (int i = 0; i < walk.column_count; ++i) {
+        const uint32_t* column = walk.columns + i * walk.column_pitch;
+        ints sum[Rows] = {};
+        for (int k = 0; k < walk.taps * walk.words; k += kLanes) {
+            const words pixels = load(column + k);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) sum[r] = multiplied(sum[r], pixels, load(w[r] + k));
+        }
+        for (int r = 0; r < Rows; ++r) found[r][i] += total(sum[r]);
+    }
+    for (int r = 0; r < Rows; ++r)
+        finish_some(found[r], begin, walk.column_count, rounding, Filter(ending, r), kept[r]);
 }
 
-void gemm(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending) {
-    gemm_of<kTileRows>(w, rows, walk, n, ending);
+template <int Rows>
+void gemm_of(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending, const Ahead8* ahead) {
+    if constexpr (Rows > 1)
+        if (rows < Rows) return gemm_of<Rows - 1>(w, rows, walk, n, ending, ahead);
+    Kept kept[Rows];
+    const Rounding rounding(ending);
+    rows_of<Rows, wide(Rows)>(w, walk, n - walk.column_count, ending, rounding, kept, ahead);
+    if (walk.column_count > 0) columns_of<Rows>(w, walk, n - walk.column_count, ending, rounding, kept);
+    for (int r = 0; r < Rows; ++r) kept[r].end(ending, r);
+}
+
+void gemm(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending, const Ahead8* ahead) {
+    gemm_of<kTileRows>(w, rows, walk, n, ending, ahead);
 }
 
 void finish(const int32_t* sums, int n, const Ending8& ending, int row) {
-    Kept kept;
-    Kept* keeps = ending.peak[row] || ending.sum[row] ? &kept : nullptr;
+    const Rounding rounding(ending);
+    const Filter filter(ending, row);
     const ints start = splat(sums ? ending.start[row] : 0);
+    Kept kept;
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) {
         const ints sum = sums ? load(sums + i) + start : start;
-        finish_vectors<1>(&sum, i, ending, row, keeps);
+        finish_vectors<1>(&sum, i, rounding, filter, kept);
     }
     if (i < n) {
         ints sum = start;
         for (int j = 0; sums && j < n - i; ++j) sum[j] += sums[i + j];
-        finish_some(sum, i, n - i, ending, row, keeps);
+        finish_some(sum, i, n - i, rounding, filter, kept);
     }
-    if (keeps) kept.end(ending, row);
+    kept.end(ending, row);
 }
 
 template <class Take>
@@ -202,6 +157,40 @@ void interleave(const uint8_t* const* planes, int step, int n, uint32_t* to) {
     }
 }
 
+// A whole vector of weights, and the inputs that they meet.
+#if defined(__AVX512VNNI__)
+constexpr int kAlong = 64;
+inline words weights_at(const int8_t* p) { return words(_mm512_loadu_si512(p)); }
+inline words inputs_at(const uint8_t* p) { return words(_mm512_loadu_si512(p)); }
+#else
+constexpr int kAlong = 2 * kLanes;
+#if defined(__AVX512BW__)
+inline words weights_at(const int8_t* p) {
+    return words(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+inline words inputs_at(const uint8_t* p) {
+    return words(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+#elif defined(__AVX2__)
+inline words weights_at(const int8_t* p) {
+    return words(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline words inputs_at(const uint8_t* p) {
+    return words(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#else
+typedef int16_t wider __attribute__((vector_size(4 * kLanes)));
+inline words weights_at(const int8_t* p) {
+    typedef int8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
+    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
+}
+inline words inputs_at(const uint8_t* p) {
+    typedef uint8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
+    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
+}
+#endif
+#endif
+
 #if defined(__AVX512VNNI__)
 
 int32_t gather(const int8_t* row, const int*, int, const uint64_t* on, int inputs, uint32_t* to) {
@@ -214,23 +203,89 @@ int32_t gather(const int8_t* row, const int*, int, const uint64_t* on, int input
         next += __builtin_popcountll(*on);
     }
     __builtin_memset(next, 0, 4);
-    return _mm512_reduce_add_epi32(__m512i(sum));
+    return total(sum);
 }
 
-void dot(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums) {
-    for (int i = 0; i < count; ++i, x += ldx)
-        for (int r = 0; r < rows; ++r) {
-            ints sum = {};
-            for (int k = 0; k < n; k += 64)
-                sum = multiplied(sum, words(_mm512_loadu_si512(x + k)), words(_mm512_loadu_si512(w[r] + k)));
-            sums[r * count + i] = _mm512_reduce_add_epi32(__m512i(sum));
+// The words of a vector's taps in one line of the kernel.
+inline __m512i table_of(const uint8_t* plane, const Table8& table, const Strip8& strip, __m512i zero) {
+    const __m512i found = _mm512_loadu_si512(plane + table.at + strip.at);
+    return _mm512_mask_expand_epi8(zero, table.inside & strip.inside, found);
+}
+
+// Where each line of the plane serves the next two vectors too.
+template <bool Rolls>
+void depthwise3(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending) {
+    const Rounding rounding(ending);
+    const Filter filter(ending, 0);
+    const __m512i zero = _mm512_set1_epi8(char(map.zero_in)), order = _mm512_loadu_si512(map.order);
+    const ints start = splat(ending.start[0]);
+    const words top = splat(w[0]), middle = splat(w[1]), bottom = splat(w[2]);
+    const int lines = map.lines, rows = map.rows, pitch = map.pitch;
+    Kept kept;
+    for (int s = 0; s < map.strip_count; ++s) {
+        const Strip8 strip = map.strips[s];
+        const Table8* table = map.tables;
+        const auto taps = [&](int ky) {
+            return words(_mm512_permutexvar_epi8(order, table_of(plane, table[ky], strip, zero)));
+        };
+        words one = taps(0), two = taps(1);
+        for (int line = 0; line < lines; line += rows, table += 3) {
+            if (!Rolls) one = taps(0), two = taps(1);
+            const words three = taps(2);
+            const ints sum = multiplied(multiplied(multiplied(start, one, top), two, middle), three, bottom);
+            one = two, two = three;
+            const int n = (lines - line < rows ? lines - line : rows) * strip.width, i = line * pitch + strip.first;
+            if (n == kLanes)
+                finish_vectors<1>(&sum, i, rounding, filter, kept);
+            else
+                finish_some(sum, i, n, rounding, filter, kept);
         }
+    }
+    kept.end(ending, 0);
+}
+
+void depthwise(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending) {
+    if (map.kernel_lines == 3 && map.words == 1)
+        return (map.rolls ? depthwise3<true> : depthwise3<false>)(plane, w, map, ending);
+    const Rounding rounding(ending);
+    const Filter filter(ending, 0);
+    const __m512i zero = _mm512_set1_epi8(char(map.zero_in));
+    Kept kept;
+    for (int s = 0; s < map.strip_count; ++s) {
+        const Strip8 strip = map.strips[s];
+        const Table8* table = map.tables;
+        for (int line = 0; line < map.lines; line += map.rows) {
+            ints sum = splat(ending.start[0]);
+            const uint32_t* weight = w;
+            for (int ky = 0; ky < map.kernel_lines; ++ky, ++table) {
+                const __m512i bytes = table_of(plane, *table, strip, zero);
+                for (int word = 0; word < map.words; ++word, ++weight) {
+                    const __m512i order = _mm512_loadu_si512(map.order + 64 * word);
+                    sum = multiplied(sum, words(_mm512_permutexvar_epi8(order, bytes)), splat(*weight));
+                }
+            }
+            const int lines = map.lines - line < map.rows ? map.lines - line : map.rows;
+            finish_some(sum, line * map.pitch + strip.first, lines * strip.width, rounding, filter, kept);
+        }
+    }
+    kept.end(ending, 0);
 }
 
 #else
 
-int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int, uint32_t* to) {
+constexpr void (*depthwise)(const uint8_t*, const uint32_t*, const Depthwise8Map&, const Ending8&) = nullptr;
+
+int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int inputs, uint32_t* to) {
     int32_t sum = 0;
+    if (n == inputs && n % kAlong == 0) {
+        ints all = {};
+        for (int k = 0; k < n; k += kAlong) {
+            const words weights = weights_at(row + k);
+            store(to + k / 2, weights);
+            all = multiplied(all, splat(0x00010001u), weights);
+        }
+        return total(all);
+    }
     for (int k = 0; k < n; k += 2) {
         const int first = row[in[k]], second = k + 1 < n ? row[in[k + 1]] : 0;
         sum += first + second;
@@ -239,31 +294,51 @@ int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int, ui
     return sum;
 }
 
-void dot(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums) {
-    typedef int8_t small __attribute__((vector_size(2 * kLanes), aligned(1), may_alias));
-    typedef uint8_t small_unsigned __attribute__((vector_size(2 * kLanes), aligned(1), may_alias));
-    typedef int16_t wider __attribute__((vector_size(4 * kLanes)));
-    for (int i = 0; i < count; ++i, x += ldx)
-        for (int r = 0; r < rows; ++r) {
-            ints sum = {};
-            for (int k = 0; k < n; k += 2 * kLanes) {
-                const auto pixels = __builtin_convertvector(*reinterpret_cast<const small_unsigned*>(x + k), wider);
-                const auto weights = __builtin_convertvector(*reinterpret_cast<const small*>(w[r] + k), wider);
-                sum = multiplied(sum, words(pixels), words(weights));
-            }
-            int32_t all = 0;
-            for (int lane = 0; lane < kLanes; ++lane) all += sum[lane];
-            sums[r * count + i] = all;
+#endif
+
+// Filters and pixels so that the weights are read once.
+template <int Rows, int Count>
+void dots(const int8_t* const* w, int n, const uint8_t* x, int64_t ldx, int32_t* sums) {
+    ints sum[Rows][Count] = {};
+    for (int k = 0; k < n; k += kAlong) {
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+            const words weights = weights_at(w[r] + k);
+#pragma GCC unroll 4
+            for (int i = 0; i < Count; ++i) sum[r][i] = multiplied(sum[r][i], inputs_at(x + i * ldx + k), weights);
         }
+    }
+    for (int r = 0; r < Rows; ++r)
+        for (int i = 0; i < Count; ++i) sums[r * Count + i] = total(sum[r][i]);
 }
 
-#endif
+template <int Count>
+void dot_of(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums) {
+    if constexpr (Count > 1)
+        if (count < Count) return dot_of<Count - 1>(w, rows, n, x, ldx, count, sums);
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) dots<4, Count>(w + r, n, x, ldx, sums + r * Count);
+    for (; r < rows; ++r) dots<1, Count>(w + r, n, x, ldx, sums + r * Count);
+}
+
+void dot(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums) {
+    dot_of<4>(w, rows, n, x, ldx, count, sums);
+}
 
 }  // namespace
 
 extern const Leaf8 leaf8;
-const Leaf8 leaf8{
-    COFIRE_NAME(COFIRE_ISA), kLanes, kChannels, kTileRows, kTileVectors, interleave, gather, gemm, dot, finish};
+const Leaf8 leaf8{COFIRE_NAME(COFIRE_ISA),
+                  kLanes,
+                  kChannels,
+                  kTileRows,
+                  kTileVectors,
+                  interleave,
+                  gather,
+                  gemm,
+                  dot,
+                  depthwise,
+                  finish};
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

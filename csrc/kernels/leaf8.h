@@ -25,12 +25,45 @@ struct Ending8 {
     int64_t* sum[kMaxRows8];
 };
 
-// The inputs of a gemm: word k of tap t of pixel i is x[at[t] + k * pitch + i].
+// The inputs of a gemm: word k of tap t of pixel i is x[at[t] + k * pitch + i]. The last few pixels, which would fill a
+// vector badly, may lie in columns instead: word t * words + k of the first of these is columns[t * words + k], the
+// next begins column_pitch further on. Columns end on whole vectors, with zeros.
 struct Walk8 {
     const uint32_t* x;
     const int64_t* at;
     int taps, words;
     int64_t pitch;
+    const uint32_t* columns = nullptr;
+    int64_t column_pitch = 0;
+    int column_count = 0;
+};
+
+// The weights that the next call will read: so many bytes of each tap of so many filters.
+struct Ahead8 {
+    const int8_t* rows[kMaxRows8];
+    int64_t pitch;
+};
+
+// Where the taps of a depthwise conv lie. Vectors of pixels are `rows` output lines of a strip of `width` columns. Each
+// line of the kernel has for each vector a table of up to 64 bytes: those of the plane from `at` on fill the places of
+// the ones in `inside`, the others are paddings.
+struct Strip8 {
+    int first, width;  // columns
+    int64_t at;
+    uint64_t inside;
+};
+struct Table8 {
+    int64_t at;
+    uint64_t inside;
+};
+struct Depthwise8Map {
+    int rows, lines, pitch, kernel_lines, words;  // words of a line of the kernel
+    int zero_in;
+    bool rolls;  // a vector's lines but the last are those of the vector above but the first
+    const Strip8* strips;
+    int strip_count;
+    const Table8* tables;  // (vector of lines, line of the kernel); to be joined with those of the strip
+    const uint8_t* order;  // (word, 64): places of the table that make the words of a vector
 };
 
 // The microkernels on bytes of one instruction set.
@@ -48,12 +81,17 @@ struct Leaf8 {
     // `inputs` inputs. Returns the sum of the weights. Up to kSlack8 bytes more are written.
     int32_t (*gather)(const int8_t* row, const int* in, int n, const uint64_t* on, int inputs, uint32_t* to);
 
-    // The sums of `rows` filters over n pixels of a walk, finished. Their weights: w[r][t * words + k].
-    void (*gemm)(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending);
+    // The sums of `rows` filters over n pixels of a walk, finished. Their weights: w[r][t * words + k]. `ahead`: of as
+    // many rows, or null.
+    void (*gemm)(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending,
+                 const Ahead8* ahead);
 
-    // sums[r * count + i] = sum over k < n of w[r][k] * x[i * ldx + k]. Arrays end on whole cache lines, with zeros
-    // behind the weights.
+    // sums[r * count + i] = sum over k < n of w[r][k] * x[i * ldx + k], for count <= 4. Arrays end on whole cache
+    // lines, with zeros behind the weights.
     void (*dot)(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums);
+
+    // One filter of a depthwise conv; null where there is nothing faster than gemm.
+    void (*depthwise)(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending);
 
     // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start.
     void (*finish)(const int32_t* sums, int n, const Ending8& ending, int row);

@@ -72,8 +72,59 @@ inline words widened(bytes x) {
 inline bytes narrowed(ints x) {
 #if defined(__AVX512F__)
     return bytes(_mm512_cvtepi32_epi8(__m512i(x)));
+#elif defined(__AVX2__)
+    const __m128i both = _mm_packs_epi32(_mm256_castsi256_si128(__m256i(x)), _mm256_extracti128_si256(__m256i(x), 1));
+    return bytes(_mm_cvtsi128_si64(_mm_packus_epi16(both, both)));
 #else
     return __builtin_convertvector(x, bytes);
+#endif
+}
+
+inline int32_t total(ints x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32(__m512i(x));
+#else
+    uint32_t sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += uint32_t(x[i]);
+    return int32_t(sum);
+#endif
+}
+
+inline int32_t largest(ints x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32(__m512i(x));
+#else
+    int32_t best = x[0];
+    for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
+    return best;
+#endif
+}
+
+// Vectors of which the first n <= kLanes lanes count: no memory past them is touched, the other lanes are zero.
+inline bytes load_some(const uint8_t* p, int n) {
+#if defined(__AVX512BW__)
+    return bytes(_mm_maskz_loadu_epi8(__mmask16((1u << n) - 1), p));
+#else
+    bytes x = {};
+    for (int i = 0; i < n; ++i) x[i] = p[i];
+    return x;
+#endif
+}
+
+inline void store_some(uint8_t* p, bytes x, int n) {
+#if defined(__AVX512BW__)
+    _mm_mask_storeu_epi8(p, __mmask16((1u << n) - 1), __m128i(x));
+#else
+    for (int i = 0; i < n; ++i) p[i] = x[i];
+#endif
+}
+
+inline ints first(ints x, int n) {
+#if defined(__AVX512BW__)
+    return ints(_mm512_maskz_mov_epi32(__mmask16((1u << n) - 1), __m512i(x)));
+#else
+    for (int i = n; i < kLanes; ++i) x[i] = 0;
+    return x;
 #endif
 }
 

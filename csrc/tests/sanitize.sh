@@ -25,12 +25,14 @@ run() { # program and its arguments
 }
 
 mkdir -p build
-build asan address,undefined test_cpu test_program test_capi test_engine fuzz_program
+build asan address,undefined test_cpu test_program test_conv8 test_capi test_engine fuzz_program
 run build/asan/csrc/tests/test_cpu
 run build/asan/csrc/tests/test_program
+run build/asan/csrc/tests/test_conv8 40 0.1
 run build/asan/csrc/tests/test_capi
 run build/asan/csrc/tests/test_engine
 run build/asan/csrc/tests/fuzz_program "$cases" 1
-build tsan thread test_capi test_engine
+build tsan thread test_conv8 test_capi test_engine
+run build/tsan/csrc/tests/test_conv8 20 0.1
 run build/tsan/csrc/tests/test_capi
 run build/tsan/csrc/tests/test_engine

@@ -16,6 +16,7 @@ from torch import nn
 from cofire import data, signatures, zoo
 from cofire.backbones import Backbone, create_backbone
 from cofire.backbones.published import PREFIX, published_file
+from cofire.data.folders import existing, pictures_below
 from cofire.data.images import AbstractImages, Loader
 from cofire.errors import ConfigError, FileError
 from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
@@ -31,8 +32,11 @@ from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.pruning import prune
+from cofire.runtime.classify import pixels_of
 from cofire.runtime.engine import Engine, normalised
 from cofire.runtime.lowering import lower
+from cofire.runtime.quantized import IMAGES
+from cofire.runtime.quantizing import quantized_program
 from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
@@ -291,10 +295,19 @@ def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> 
     return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets))
 
 
-def compile_run(run: str | Path) -> Engine:
-    """A model folder as an engine that takes pixels in [0, 1]: the normalisation on its card is the first op."""
+def compile_run(run: str | Path, int8: Path | None = None) -> Engine:
+    """A model folder as an engine that takes pixels in [0, 1]: the normalisation on its card is the first op.
+
+    Args:
+        int8: a folder of pictures; the first few hundred of them are what int8 is fitted to. Default: float32.
+    """
     card = run_card(run)
-    return Engine(normalised(lower(load(run), card.input_shape), card.mean, card.std))
+    program = normalised(lower(load(run), card.input_shape), card.mean, card.std)
+    if int8 is not None:
+        pictures = pictures_below(existing(int8))
+        few = pictures[:: max(1, len(pictures) // IMAGES)][:IMAGES]  # from all over the folder
+        program = quantized_program(program, [pixels_of(few, card.input_shape)], keep=())
+    return Engine(program)
 
 
 def run_card(run: str | Path) -> Card:

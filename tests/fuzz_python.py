@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["cofire"]):
     from cofire.errors import CofireError
     from cofire.experiments.recipes import read_experiment
     from cofire.experiments.runs import read_result
-    from cofire.files.atomic import read_tensors
+    from cofire.files.tensors import read_tensors
 
 GOLDEN = sorted((Path(__file__).parent / "golden" / "program_v1").glob("*.cofire"))[0].read_bytes()
 

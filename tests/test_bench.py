@@ -463,7 +463,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("stubbed")
 def test_the_command_writes_json_with_its_provenance(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    options = ("--rounds", "2", "--warm-up", "0", "--json", str(path))
+    options = ("--rounds", "2", "--warm-up", "0", "--out", str(path))
     done = call("--backbone", "resnet8_digits", "--input", "1,8,8", "--macs", "0.48", *options)
     assert done.exit_code == 0, done.output
     found = json.loads(path.read_text())
@@ -477,7 +477,7 @@ def test_the_command_writes_json_with_its_provenance(tmp_path: Path) -> None:
 def test_the_command_takes_a_saved_model_and_real_images(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is needed (extra demo)")
     tiny_gated().save(tmp_path / "run")
-    options = ("--images", "digits", "--count", "3", "--rounds", "2", "--json", str(tmp_path / "out.json"))
+    options = ("--images", "digits", "--count", "3", "--rounds", "2", "--out", str(tmp_path / "out.json"))
     done = call(str(tmp_path / "run"), *options)
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out.json").read_text())
@@ -488,7 +488,7 @@ def test_the_command_takes_a_saved_model_and_real_images(tmp_path: Path) -> None
 def test_a_program_file_is_timed_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "x.cofire").write_bytes(b"")
     monkeypatch.setattr(bench_command, "load_program", lambda path: StubEngine(tiny_gated(), (1, 8, 8)))
-    done = call(str(tmp_path / "x.cofire"), "--rounds", "2", "--json", str(tmp_path / "out.json"))
+    done = call(str(tmp_path / "x.cofire"), "--rounds", "2", "--out", str(tmp_path / "out.json"))
     assert done.exit_code == 0, done.output
     assert json.loads((tmp_path / "out.json").read_text())["program"] == "x.cofire"
 

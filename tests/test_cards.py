@@ -140,7 +140,7 @@ def test_an_older_run_without_a_card_reads_its_data_set(run: Path, tmp_path: Pat
 @pytest.mark.usefixtures("no_data")
 def test_bench_times_a_run_without_its_data_on_random_pixels(cofire: Cofire, tmp_path: Path, caplog: Any) -> None:
     save(tiny_gated().eval(), tmp_path / "model", CARD)
-    done = cofire("bench", tmp_path / "model", "--rounds", 2, "--warm-up", 0, "--json", tmp_path / "bench.json")
+    done = cofire("bench", tmp_path / "model", "--rounds", 2, "--warm-up", 0, "--out", tmp_path / "bench.json")
     assert done.code == 0, done.stderr
     assert json.loads((tmp_path / "bench.json").read_text())["inputs"] == "random"
     assert "timed on random pixels" in caplog.text + done.stderr

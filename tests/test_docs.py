@@ -72,6 +72,13 @@ def unknown_options(words: list[str]) -> list[str]:
     return [word for word in (word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)) if word not in known]
 
 
+def test_a_method_of_ones_own_takes_less_than_40_lines() -> None:
+    text = (ROOT / "docs" / "extend.md").read_text()
+    lengths = [len(block.code.splitlines()) for block in blocks(text) if "@register_" in block.code]
+    assert len(lengths) == 3  # a gate per group, a whole method, a criterion
+    assert max(lengths) < 40
+
+
 @pytest.mark.parametrize("path", PAGES, ids=page_ids)
 def test_the_python_blocks_of_a_page_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,8 @@ from small import OwnNet
 from torch import Tensor
 
 from cofire import FileError, load_weights
-from cofire.files.atomic import read_json, read_tensors, write_json, write_tensors, write_text
+from cofire.files.atomic import read_json, write_json, write_text
+from cofire.files.tensors import read_tensors, write_tensors
 
 SOURCES = Path(__file__).parents[1] / "src" / "cofire"
 

@@ -26,7 +26,7 @@ from cofire import (
     gate,
     mask_loss,
 )
-from cofire.gates.heads import Head
+from cofire.gates.heads import PoolingHead
 from cofire.gates.losses import mask_bce
 from cofire.gates.targets import activity, mass_target
 
@@ -209,7 +209,7 @@ def test_what_a_target_read_is_not_changed_by_an_addition_in_place() -> None:
 # Heads
 
 
-def by_hand_head(x_IHW: list[list[list[float]]], head: Head) -> list[float]:
+def by_hand_head(x_IHW: list[list[list[float]]], head: PoolingHead) -> list[float]:
     flat = [[v for row in channel for v in row] for channel in x_IHW]
     pooled = [max(c) if head.pool == "max" else sum(c) / len(c) for c in flat]
     if head.softmax:

@@ -16,7 +16,7 @@ import cofire
 
 OPTIONAL = [
     *("MNN", "PIL", "jinja2", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino", "pnnx", "pyarrow", "scipy"),
-    *("sklearn", "tensorboard", "timm", "tomli_w", "torchvision", "trackio", "wandb"),
+    *("sklearn", "starlette", "tensorboard", "timm", "tomli_w", "torchvision", "trackio", "uvicorn", "wandb"),
 ]
 
 IMPORT_EVERY_MODULE = """

@@ -23,9 +23,10 @@ import cofire
 from cofire import ConfigError, quantize, zoo
 from cofire.runtime import interpreter
 from cofire.runtime.engine import Engine
+from cofire.runtime.outline import outline
 from cofire.runtime.program import Cat, Conv8, Flatten, Move, Op, Pool, Program, kind_of
 from cofire.runtime.program_file import from_bytes, read, to_bytes
-from cofire.runtime.quantizing import precisions, quantized_program
+from cofire.runtime.quantizing import quantized_program
 
 _native = pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
 
@@ -88,7 +89,10 @@ def test_random_programs_bit_for_bit(kernel: str, random: Random, seed: int) -> 
     program = quantized_program(plain, [x], keep=[op.name for op in plain.ops if random.random() < 0.1])
     forced = {group.name: extreme_masks(random, len(x), group.filters) for group in program.groups}
     engine = with_kernel(kernel, program, "")
-    if all(how == "int8" or only_passes(op) for op, (how, _) in zip(program.ops, precisions(program), strict=True)):
+    if all(
+        how == "int8" or only_passes(op)
+        for op, (how, _) in zip(program.ops, outline(to_bytes(program)).precisions, strict=True)
+    ):
         check_bits(engine, x, forced)
         check_bits(engine, 100 * x, forced)  # saturates
     else:  # convs in float32 round as they like, and that may tip a byte

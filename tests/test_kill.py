@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from cofire.files.atomic import read_tensors
+from cofire.files.tensors import read_tensors
 
 RECIPE = """
 [data]

@@ -19,11 +19,14 @@ def random(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
 
 
-def pixel_graph(**options: Any) -> Any:
+def pixel_graph(partial: int = 0, **options: Any) -> Any:
     net = Net(
         lambda m, x: m.logits(F.relu(m.two(F.relu(m.one(x))))), one=conv(3, 8), two=conv(8, 6, **options), fc=fc(6)
     )
-    return place_pixels(trace(net, SHAPE), Placement(linear=True), None, lambda units: 0)
+    at: Any = "conv" if partial else "end"
+    return place_pixels(
+        trace(net, SHAPE), Placement(linear=True), None, lambda units: 0, at=at, partial=lambda unit: partial
+    )
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -47,6 +50,30 @@ def test_a_filter_that_is_closed_everywhere_is_dead_for_its_readers() -> None:
     mask[0, :3] = False
     cost = cofire.cost(graph, {"one": PixelMask(mask)}, heads={"one": 0})
     assert cost.executed["two"].tolist() == [9 * 64 * 5 * 6, 9 * 64 * 8 * 6]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("maps", [1, 6])
+def test_partial_sums_are_paid_for_at_every_position_and_the_rest_at_open_ones(maps: int, groups: int) -> None:
+    graph = pixel_graph(partial=3, groups=groups)
+    mask = random((2, maps, 8, 8))
+    found = cofire.cost(graph, {"two": PixelMask(mask)}, heads={"two": 0}).executed["two"]
+    by_hand = [0, 0]
+    for b in range(2):
+        for o in range(6):
+            for h in range(8):
+                for w in range(8):
+                    by_hand[b] += 9 * (8 // groups if mask[b, o % maps, h, w] else 3)
+    assert found.tolist() == by_hand
+    expected = cofire.expected_macs(graph, {"two": mask.double()})
+    assert expected.tolist() == cofire.cost(graph, {"two": mask}).total("executed").tolist()
+
+
+def test_partial_sums_keep_a_closed_filter_alive() -> None:
+    graph = pixel_graph(partial=1)
+    cost = cofire.cost(graph, {"one": torch.zeros(2, 8, 8, 8)}, heads={"one": 0})
+    assert cost.executed["one"].tolist() == [9 * 64 * 1 * 8] * 2
+    assert cost.executed["two"].tolist() == [9 * 64 * 8 * 6] * 2
 
 
 def test_keep_rate_and_empty_of_each_kind() -> None:

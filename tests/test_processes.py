@@ -14,7 +14,7 @@ import torch
 from launching import environment, start
 
 from cofire import TrainingError
-from cofire.files.atomic import read_tensors
+from cofire.files.tensors import read_tensors
 from cofire.training.processes import together
 
 RECIPE = """

@@ -9,7 +9,20 @@ from typing import Any
 import pytest
 from small import ROOT, digest
 
-from cofire import FTWT, CofireError, ConfigError, FileError, data, estimate, fit, gate, load, save, signatures
+from cofire import (
+    FTWT,
+    CofireError,
+    ConfigError,
+    FileError,
+    data,
+    estimate,
+    evaluate,
+    fit,
+    gate,
+    load,
+    save,
+    signatures,
+)
 from cofire.data import Images
 from cofire.experiments.recipes import as_table, parse_experiment, read_experiment, read_run
 from cofire.experiments.runs import build_gated, build_model, eval_run, gate_config, read_sets, train_experiment
@@ -190,9 +203,34 @@ def test_the_validation_set_is_held_out_of_the_training_set() -> None:
     assert read_sets(parse_experiment(TINY)).val is None
 
 
+@pytest.mark.parametrize("per", ["model", "group", "filter"])
+def test_a_run_with_a_budget_ends_with_it(per: str, tmp_path: Path) -> None:
+    table = tiny(gate={"ratio": 0.9}, budget={"macs": 0.5, "per": per}, train={"epochs": 1, "select": "last"})
+    result = train_experiment(parse_experiment(table), tmp_path)
+    model, images = load(tmp_path), read_sets(read_run(tmp_path)).train.loader(24)
+    reached = 1 - evaluate(model, images, text="").reduction["executed+heads"]
+    assert reached == pytest.approx(0.5, abs=0.005)
+    assert eval_run(tmp_path).reduction == result["test"]["reduction"]
+
+
+def test_a_fixed_number_of_filters_for_a_budget(tmp_path: Path) -> None:
+    heads = {"select": "top", "pool": "both", "softmax": False, "standardise": True}
+    table = tiny(gate=heads, signature={"kind": "mass", "macs": 0.5})
+    result = train_experiment(parse_experiment(table), tmp_path)
+    assert 1 - result["test"]["reduction"]["executed+heads"] == pytest.approx(0.5, abs=0.03)  # additions refill
+    assert result["test"]["spread"]["executed"] < 0.05
+    with pytest.raises(ConfigError, match=r"\[budget\] sets a threshold, and FTWT, fixed k does not decide by one"):
+        train_experiment(parse_experiment({**table, "budget": {"macs": 0.5}}), tmp_path / "both")
+
+
 @pytest.mark.parametrize(
     "signature",
-    [{"kind": "uniform", "keep": 0.5}, {"kind": "taylor", "macs": 0.5}, {"kind": "file", "path": "signature.json"}],
+    [
+        {"kind": "uniform", "keep": 0.5},
+        {"kind": "taylor", "macs": 0.5},
+        {"kind": "mass", "macs": 0.5},
+        {"kind": "file", "path": "signature.json"},
+    ],
     ids=lambda part: part["kind"],
 )
 def test_a_signature_is_worked_out(signature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,6 +361,8 @@ def test_a_description_that_cannot_be_read_is_another_run(tmp_path: Path) -> Non
             r"\[train\] schedule must be one of 'steps', 'cosine', 'one-cycle', got 'cosin'",
         ),
         (tiny(data={"name": "digits", "val": "test"}), 'val = "test" would select on the test set'),
+        (tiny(gate=None, budget={"macs": 0.5}), r"\[budget\] sets thresholds of gates: it needs a section \[gate\]"),
+        (tiny(budget={"macs": 1.5}), r"\[budget\] macs is the share of MACs that remains and must be in \(0, 1\)"),
         (tiny(signature={"kind": "uniform"}), r"\[signature\] kind 'uniform' needs the key 'keep'"),
         (
             tiny(signature={"kind": "file", "path": "x"}, gate=None),

@@ -16,7 +16,7 @@ from cofire.bench import paper as latency
 from cofire.experiments import paper, reproduce
 from cofire.experiments.paper import PaperTable, paper_tables
 from cofire.measured import MEASURED
-from cofire.shift.paper import paper as shift_paper
+from cofire.shift.paper import paper_shift
 
 RECIPES = ROOT / "recipes"
 
@@ -216,7 +216,7 @@ def measure(name: str, folder: Path, **arguments: Any) -> None:
 
 @pytest.mark.parametrize("budget", ["short", "paper"])
 def test_every_recipe_of_the_shift_tables_exists_once(budget: paper.Budget) -> None:
-    named = shift_paper().recipes[budget]
+    named = paper_shift().recipes[budget]
     assert len(set(named)) == 5
     assert [recipe for recipe in named if not (RECIPES / f"{recipe}.toml").exists()] == []
 
@@ -233,7 +233,7 @@ def test_what_was_not_measured_says_so(name: str, tmp_path: Path, capsys: Any) -
 def test_the_shift_tables_train_what_they_need_and_are_measured_once(
     own_table: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setitem(shift_paper().recipes, "short", ("dense", "gated"))
+    monkeypatch.setitem(paper_shift().recipes, "short", ("dense", "gated"))
     measure("shift", own_table, run=True)
     assert "blur: Brier score" in (printed := capsys.readouterr().out)
     monkeypatch.setattr(reproduce, "train_experiment", lambda *_: pytest.fail("it was there"))

@@ -22,7 +22,7 @@ from small import digest
 from torch import Tensor, nn
 
 from cofire import GatedModel, create_backbone, fit, mask_loss
-from cofire.files.atomic import read_tensors
+from cofire.files.tensors import read_tensors
 
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 2])

@@ -25,9 +25,9 @@ from cofire.data import Images
 from cofire.evaluation import ClassReport
 from cofire.experiments.recipes import parse_experiment
 from cofire.experiments.runs import eval_run, train_experiment
-from cofire.shift import Point, ShiftedLoader, brier, calibration_error, corruption, drift, list_corruptions, plot
+from cofire.shift import AtSeverity, ShiftedLoader, brier, calibration_error, corruption, drift, list_corruptions, plot
 from cofire.shift.command import shift as shift_command
-from cofire.shift.paper import paper
+from cofire.shift.paper import paper_shift
 from cofire.shift.runs import read_runs
 from cofire.text import rendered
 
@@ -209,7 +209,7 @@ def test_without_a_pair_there_is_no_table_of_softmax() -> None:
 
 
 def test_each_class_stands_beside_its_compute(small: Shift) -> None:
-    def with_class_3(point: Point, top1: float, reduction: float) -> Point:
+    def with_class_3(point: AtSeverity, top1: float, reduction: float) -> AtSeverity:
         part = ClassReport(n=2, top1=top1, reduction=reduction)
         return dataclasses.replace(point, report=dataclasses.replace(point.report, per_class={3: part}))
 
@@ -271,7 +271,7 @@ def test_the_paper_s_numbers_stand_beside_those_of_its_own_set_only() -> None:
 
 def test_the_paper_s_severities_are_ours() -> None:
     for name in ("blur", "noise"):
-        assert tuple(row.severity for row in paper().brier[name]) == corruption(name).severities
+        assert tuple(row.severity for row in paper_shift().brier[name]) == corruption(name).severities
 
 
 def test_the_paper_s_numbers_are_those_it_printed() -> None:
@@ -289,10 +289,10 @@ def test_the_paper_s_numbers_are_those_it_printed() -> None:
         for table in tables
     ]
     for name, printed in zip(("blur", "noise"), rows, strict=False):
-        ours = [[row.severity, row.dense, row.ftwt, row.taylor, row.uniform] for row in paper().brier[name]]
+        ours = [[row.severity, row.dense, row.ftwt, row.taylor, row.uniform] for row in paper_shift().brier[name]]
         assert ours == printed
     for columns, name in ((slice(0, 2), "blur"), (slice(2, 4), "noise")):
-        ours = [[row.ftwt, row.without_softmax] for row in paper().brier[name] if row.without_softmax is not None]
+        ours = [[row.ftwt, row.without_softmax] for row in paper_shift().brier[name] if row.without_softmax is not None]
         assert ours == [row[columns] for row in rows[2]]
 
 
@@ -330,7 +330,7 @@ def test_the_command_compares_runs_and_writes_where_they_come_from(runs: Path, t
     out = tmp_path / "out.json"
     others = [word for name in ("gated", "bare", "pruned") for word in ("--compare", runs / name)]
     done = call(
-        runs / "dense", *others, "--corruption", "blur", "--corruption", "noise=0,0.3", "--json", out, "--classes"
+        runs / "dense", *others, "--corruption", "blur", "--corruption", "noise=0,0.3", "--out", out, "--classes"
     )
     assert done.exit_code == 0, done.output
     for part in ("blur: Brier score", "noise: Brier score", "noise 0.3: top-1", "heads (gated) and without (bare)"):
@@ -351,7 +351,7 @@ def test_the_command_compares_runs_and_writes_where_they_come_from(runs: Path, t
 
 def test_fewer_images_give_each_class_its_share(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = call(runs / "gated", "--images", 10, "--corruption", "blur=0.5", "--json", out)
+    done = call(runs / "gated", "--images", 10, "--corruption", "blur=0.5", "--out", out)
     assert done.exit_code == 0, done.output
     found = json.loads(out.read_text())
     assert found["n"] == 10

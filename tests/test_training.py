@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from cofire import DataError, FileError, FitResult, Recipe, TrainingError, data, evaluate, fit, mask_loss
 from cofire.data import Loader
 from cofire.errors import ConfigError
-from cofire.files.atomic import read_tensors
+from cofire.files.tensors import read_tensors
 from cofire.training.setup import parameter_groups
 
 GOLDEN = Path(__file__).parent / "golden" / "resnet8_digits_20_steps.json"

@@ -437,7 +437,7 @@ void test_op_members() {
     const Source net = residual_net();
     REFUSED(
         with_op(net, "flat", "\"flatten\"", "\"reshape\""),
-        "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale, got \"reshape\"");
+        "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale conv8 quantize dequantize, got \"reshape\"");
     REFUSED(with_op(net, "flat", "\"kind\":\"flatten\",", ""), "op 4: it lacks the key \"kind\"");
     REFUSED(with_op(net, "flat", "\"dst\":4", "\"dst\":4,\"dst2\":4"), "op 4: it has the unknown key \"dst2\"");
     REFUSED(with_op(net, "flat", "\"name\":\"flat\"", "\"name\":4"), "op 4: name must be a string, got 4");

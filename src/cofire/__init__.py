@@ -5,10 +5,12 @@ The files, in the data's way; each imports only from files above it:
     errors.py            what a user can do wrong, one class each
     text.py              tables as text
     progress.py          how far long work has come
+    shell.py             what all commands share: --json, errors, exit codes
     extras.py            packages that only some features need
     plugins.py           methods, criteria and backbones from outside
     files/
         atomic.py        files that are whole or not there
+        tensors.py       tensor files and model folders
         strict.py        TOML and JSON tables <-> frozen dataclasses
         lock.py          one process at a time in a folder
         card.py          what a model expects, and what is known of it
@@ -49,16 +51,20 @@ The files, in the data's way; each imports only from files above it:
         per_group.py     a method as one gate per group
         switchboard.py   what a gated forward calls at each site
         gating.py        gate(model, config) -> GatedModel
-        ftwt.py          Fire Together Wire Together
         fixed.py         the same filters for every image
+        ftwt.py          Fire Together Wire Together
         lockstep.py      call by call on all images: norms fitted under masks
         ftwt_offline.py  fit_heads: FTWT without training the network; static_twin
         fbs.py           Feature Boosting and Suppression: the strongest filters, rescaled
         lccl.py          a cheap conv says which positions are not computed
         blockdrop.py     a policy on the image says which residual branches run
+        lcs.py           one of a few masks per group, chosen with Gumbel noise
+        cgnet.py         partial sums say at which positions the rest is added
+        rnp.py           an agent that walks through the layers says how wide each is
         persistence.py   save, load
     runtime/
         _native.pyi      what the compiled module offers
+        outline.py       what a program file says of itself, read without PyTorch
         program.py       ops on numbered buffers
         program_file.py  their file, written whole and read strictly
         folding.py       a program -> the same function in fewer ops
@@ -74,8 +80,16 @@ The files, in the data's way; each imports only from files above it:
         quantized.py     quantize(model, images) -> Quantized
         profile.py       where the time of a call goes, op by op
         engine.py        compile(model) -> Engine
+        observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
+    serving/
+        protocol.py      the Open Inference Protocol: bytes <-> images and answers
+        metrics.py       what a server counts, for Prometheus
+        models.py        the programs a server has
+        app.py           routes, limits, back-pressure
+        command.py       its command line
+    doctor.py            what is installed, and what the engine gets
     estimate.py          cost of a config before training; ratio for a budget
     evaluation.py        evaluate() -> Report
     calibrate.py         the threshold for a budget of MACs
@@ -112,6 +126,7 @@ The files, in the data's way; each imports only from files above it:
         dcp.py           what tells classes apart stays
         apply.py         prune(model, config)
         sfp.py           small weights are zeroed while the model learns
+    trim.py              what never runs leaves for good, what always runs alike loses its head
     signatures.py        filters per group: uniform, Taylor, from a file
     zoo/                 trained models that ship with cofire
     experiments/
@@ -119,8 +134,8 @@ The files, in the data's way; each imports only from files above it:
         paper.py         the paper's numbers
         recipes.py       a recipe file -> Experiment
         runs.py          the verbs that carry one out, and their folders
+        twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them
-        demo.py          the whole method on digits
     export.py            model -> ONNX
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
@@ -159,20 +174,28 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    speedup/
+        models.py        a name on the command line -> a dense model and its card
+        pictures.py      a folder or a NumPy file -> pictures as a model expects them
+        measure.py       agreement, MACs, milliseconds beside the dense network
+        distilling.py    the network follows its dense teacher, heads as they are
+        whole.py         speedup(model, images, budget) -> Speedup
+        command.py       its command line
+    demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
+    completion.py        scripts for shells, made of the command line
+    public.py            every name of `cofire`
     cli.py               the command line
+    start.py             where it starts, with PyTorch or without
 """
 
-from cofire import analysis, data, signatures, zoo
-from cofire.backbones import (
-    Backbone,
-    create_backbone,
-    list_backbones,
-    load_weights,
-    register_backbone,
-)
-from cofire.calibrate import calibrate
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from cofire.errors import (
     CofireError,
     CompileError,
@@ -183,39 +206,18 @@ from cofire.errors import (
     TraceError,
     TrainingError,
 )
-from cofire.estimate import Estimate, Solution, estimate, solve_ratio
-from cofire.evaluation import Report, evaluate
-from cofire.experiments.provenance import version as _version
-from cofire.files.card import Card
-from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
-from cofire.gates.blockdrop import BlockDrop
-from cofire.gates.fbs import FBS
-from cofire.gates.fixed import Fixed
-from cofire.gates.ftwt import FTWT
-from cofire.gates.ftwt_offline import fit_heads, static_twin
-from cofire.gates.gating import GatedModel, gate, mask_loss
-from cofire.gates.lccl import LCCL
-from cofire.gates.per_group import AbstractGate, register_gate
-from cofire.gates.persistence import load, save
-from cofire.graph.cost import Cost, cost, expected_macs
-from cofire.graph.graph import Graph, trace
-from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
-from cofire.graph.units import Placement, Site, Unit, Units
-from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.engine import Engine, Limits, compile, load_program
-from cofire.runtime.quantized import Quantized, quantize
-from cofire.shift import Shift, shift
-from cofire.training.callbacks import AbstractCallback
-from cofire.training.loop import FitResult, fit
-from cofire.training.recipe import Recipe
 
-__version__ = _version()
+if TYPE_CHECKING:
+    from cofire.public import *  # noqa: F403
 
 __all__ = [
     "FBS",
     "FTWT",
     "L1",
     "LCCL",
+    "LCS",
+    "RNP",
     "AbstractCallback",
     "AbstractGate",
     "AbstractMask",
@@ -223,6 +225,7 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "CGNet",
     "Card",
     "CofireError",
     "CompileError",
@@ -251,6 +254,7 @@ __all__ = [
     "Shift",
     "Site",
     "Solution",
+    "Speedup",
     "Step",
     "Taylor",
     "TraceError",
@@ -285,7 +289,47 @@ __all__ = [
     "shift",
     "signatures",
     "solve_ratio",
+    "speedup",
     "static_twin",
     "trace",
+    "trim",
     "zoo",
 ]
+
+
+class _Package(ModuleType):
+    """`import cofire` needs numpy alone, so that a program runs where PyTorch is not.
+
+    The names that need PyTorch are there once the first of them is asked for, and so are the files.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            return importlib.import_module("importlib.metadata").version("cofire")  # too slow for `import cofire`
+        if name not in _FUNCTIONS:
+            return self._file(name)
+        try:
+            found = getattr(importlib.import_module("cofire.public"), name)
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"cofire.{name} needs {error.name}, which is not installed: pip install cofire"
+            ) from error
+        vars(self)[name] = found
+        return found
+
+    def _file(self, name: str) -> ModuleType:
+        if not name.startswith("_") and importlib.util.find_spec(f"cofire.{name}") is not None:
+            return importlib.import_module(f"cofire.{name}")
+        raise AttributeError(f"module 'cofire' has no attribute {name!r}", name=name, obj=self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """The import system puts each imported file here; one named like a public function must not hide it."""
+        if not (isinstance(value, ModuleType) and name in _FUNCTIONS):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *__all__, "__version__"})
+
+
+_FUNCTIONS = set(__all__) - {"analysis", "data", "signatures", "zoo"}  # and classes; these four are files
+sys.modules[__name__].__class__ = _Package

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
-from cofire import data, zoo
+from cofire import data, demo, zoo
 from cofire.analysis.command import analyze, report
 from cofire.analysis.drawing import write_figure
 from cofire.analysis.figures import trade_off
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
-from cofire.errors import CofireError, ConfigError, unknown
+from cofire.completion import script, verbs
+from cofire.doctor import doctor
+from cofire.errors import ConfigError, unknown
 from cofire.estimate import RATIOS
-from cofire.experiments import demo, runs
+from cofire.experiments import runs
 from cofire.experiments.paper import Budget, paper_tables
 from cofire.experiments.provenance import version
 from cofire.experiments.recipes import read_experiment
 from cofire.experiments.reproduce import made_on, run_missing, tables
 from cofire.experiments.reproduce import reproduce as reproduce_table
+from cofire.experiments.twin import train_twin
 from cofire.files.atomic import write_json
 from cofire.gates.base import gate_types
 from cofire.gates.gating import GatedModel, describe_backbone
@@ -41,7 +41,11 @@ from cofire.results import app as results_app
 from cofire.runtime.classify import classify
 from cofire.runtime.engine import load_program
 from cofire.runtime.program_file import read as read_program
+from cofire.serving.command import serve
+from cofire.shell import AsJson, show
+from cofire.shell import run as call
 from cofire.shift.command import shift
+from cofire.speedup.command import speedup
 from cofire.training.processes import processes
 
 app = typer.Typer(
@@ -64,7 +68,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a recipe value, e.g. gate.ratio=0.8 or train.epochs=4. May be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")]
 NumImages = Annotated[int, typer.Option("--images", min=1, help="How many training images to look at.")]
 
 
@@ -83,14 +86,6 @@ def load_plugins(
         load_plugin(path)
 
 
-def _show(as_json: bool, machine: Any, human: Any) -> None:
-    """One result, for machines or for people."""
-    if as_json:
-        typer.echo(json.dumps(machine, indent=2))
-    else:
-        out.print(human, markup=False)
-
-
 @app.command()
 def estimate(
     recipe: RecipeFile,
@@ -107,7 +102,7 @@ def estimate(
         raise ConfigError(f"--ratios takes numbers separated by commas, got {ratios!r}") from None
     parsed = read_experiment(recipe, overrides or ())
     table = runs.estimate_experiment(parsed, images=images, ratios=chosen, cascade=cascade)
-    _show(as_json, table.to_json(), table)
+    show(as_json, table.to_json(), table)
 
 
 @app.command()
@@ -127,7 +122,7 @@ def solve(
     solution = runs.solve_experiment(
         read_experiment(recipe, overrides or ()), macs=macs, latency_ms=latency_ms, images=images
     )
-    _show(as_json, solution.to_json(), f"{solution}\nuse it: --set gate.ratio={solution.config.ratio:.4f}")
+    show(as_json, solution.to_json(), f"{solution}\nuse it: --set gate.ratio={solution.config.ratio:.4f}")
 
 
 @app.command()
@@ -137,20 +132,25 @@ def train(
     overrides: Overrides = None,
     result: Annotated[Path | None, typer.Option(help="Also copy result.json to this file.")] = None,
     track: Annotated[str | None, typer.Option(help="Also report to tensorboard, trackio or wandb.")] = None,
+    twin: Annotated[bool, typer.Option("--twin", help="Then train its static twin the same way, in OUT/twin.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, test it once, save model and result. Killed and called again, it goes on where it was."""
     finished = runs.train_experiment(read_experiment(recipe, overrides or ()), out_folder, track=track)
+    if twin:
+        train_twin(out_folder, track=track)
+        finished = runs.read_result(out_folder)
     if not processes().is_main_process:
         return  # one of several processes says it for all
     if result is not None:
         write_json(result, finished)
     test = finished["test"]
     saved = ", ".join(f"{column} {100 * share:.1f} %" for column, share in test["reduction"].items())
-    _show(
+    beside = f"; static twin: top-1 {100 * finished['twin']['top1']:.2f} %" if "twin" in finished else ""
+    show(
         as_json,
         finished,
-        f"top-1 {100 * test['top1']:.2f} % on {test['n']} test images; MACs saved: {saved}\n"
+        f"top-1 {100 * test['top1']:.2f} % on {test['n']} test images; MACs saved: {saved}{beside}\n"
         f"model and result in {out_folder}; look closer: cofire eval {out_folder}",
     )
 
@@ -163,7 +163,7 @@ def evaluate(
 ) -> None:
     """Accuracy, the three cost columns and every gate of a run on its test set."""
     report = runs.eval_run(run, threshold=threshold)
-    _show(as_json, report.to_json(), report)
+    show(as_json, report.to_json(), report)
 
 
 @app.command(name="compile")
@@ -174,6 +174,9 @@ def compile_run(
     images: Annotated[
         Path | None, typer.Option(help="A folder of pictures like those to come; needs no labels.", metavar="FOLDER")
     ] = None,
+    observe: Annotated[
+        int, typer.Option(min=0, help="Also run so many training images, for `cofire serve`: budgets and drift.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """A run's model as a program for the native engine. It takes pixels in [0, 1]; normalising is part of it."""
@@ -181,8 +184,10 @@ def compile_run(
         raise ConfigError("--int8 needs --images FOLDER, pictures that it is fitted to, and --images needs --int8")
     engine = runs.compile_run(run, images)
     engine.save(path)
+    if observe:
+        runs.observe_run(run, engine, path, observe)
     described = {"program": str(path), "kernel": engine.kernel, "input_shape": list(engine.input_shape)}
-    _show(
+    show(
         as_json,
         described,
         f"{path}: {engine.input_shape} on kernels {engine.kernel}; try it: cofire run {path} PICTURE",
@@ -203,13 +208,16 @@ def run(
     if threshold is not None:
         engine.threshold = threshold
     answers = [classify(engine, picture, threads, top) for picture in pictures]
-    _show(as_json, [answer.to_json() for answer in answers], "\n".join(map(str, answers)))
+    show(as_json, [answer.to_json() for answer in answers], "\n".join(map(str, answers)))
 
 
 app.command(name="bench")(bench)
 app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
+app.command(name="serve")(serve)
+app.command(name="doctor")(doctor)
+app.command(name="speedup")(speedup)
 app.add_typer(results_app, name="results")
 
 
@@ -231,7 +239,7 @@ def info(
             "criteria": sorted(prune_types()),
             "data": data.list_sources(),
         }
-        _show(
+        show(
             as_json,
             known,
             "\n".join(f"{k}: {v if isinstance(v, str) else ', '.join(v)}" for k, v in known.items()),
@@ -239,7 +247,7 @@ def info(
         return
     if what.suffix == ".cofire":
         program = read_program(what)
-        _show(as_json, program.describe(), program)
+        show(as_json, program.describe(), program)
         return
     card = read_card(what) if what.is_dir() else None
     if what.is_dir():
@@ -252,10 +260,10 @@ def info(
     described = {} if card is None else {"card": dataclasses.asdict(card)}
     if isinstance(model, GatedModel):
         units = [unit.__dict__ for unit in model.units]
-        _show(as_json, {**model.describe(), "units": units, **described}, model.units)
+        show(as_json, {**model.describe(), "units": units, **described}, model.units)
     else:
         dense = cost(trace(model), {}).dense
-        _show(
+        show(
             as_json,
             {"backbone": describe_backbone(model), "macs": dense, **described},
             f"plain model, {sum(dense.values()):,} MACs, no gates",
@@ -279,14 +287,14 @@ def prepare(
 ) -> None:
     """The data sets cofire knows; with a name, bring it into the data folder (COFIRE_DATA) and check it."""
     if name is None:
-        _show(as_json, data.list_sources(), "\n".join(data.list_sources()))
+        show(as_json, data.list_sources(), "\n".join(data.list_sources()))
         return
     options: dict[str, Any] = {} if shorter is None else {"shorter": shorter}
     if skip_unreadable:
         options["unreadable"] = "skip"
     sets = data.prepare(name, origin, **options)
     described = [{"name": s.name, "n": len(s), "shape": list(s.shape)} for s in sets]
-    _show(as_json, described, "\n".join(map(repr, sets)))
+    show(as_json, described, "\n".join(map(repr, sets)))
 
 
 @app.command()
@@ -312,7 +320,7 @@ def reproduce(
     if table is None:
         titles = {name: paper_tables()[name].title for name in tables()}
         titles |= {name: found.title for name, found in MEASURED.items()}
-        _show(as_json, titles, "\n".join(f"{name:10} {title}" for name, title in titles.items()))
+        show(as_json, titles, "\n".join(f"{name:10} {title}" for name, title in titles.items()))
         return
     if table not in (known := [*tables(), *MEASURED]):
         raise unknown("table of the paper:", table, known)
@@ -358,7 +366,7 @@ def show_zoo(
         zoo.copy(name, out_folder)
     entries = [zoo.entry(each) for each in ([name] if name else zoo.names())]
     told = "\n".join(map(str, entries)) or "no models come with this version"
-    _show(as_json, [dataclasses.asdict(entry) for entry in entries], told)
+    show(as_json, [dataclasses.asdict(entry) for entry in entries], told)
 
 
 @app.command(name="demo")
@@ -372,15 +380,14 @@ def run_demo(
         typer.echo(json.dumps(result, indent=2))
 
 
+@app.command()
+def completion(
+    shell: Annotated[str, typer.Argument(help="bash, zsh or fish.", metavar="SHELL")],
+) -> None:
+    """A script for your shell that completes verbs and options, e.g. `source <(cofire completion bash)`."""
+    typer.echo(script(shell, verbs(typer.main.get_command(app))), nl=False)
+
+
 def main() -> None:
-    """Entry point: errors a user can fix are printed without a traceback, exit code 2."""
-    logging.basicConfig(level="WARNING", format="%(message)s", handlers=[RichHandler(console=Console(stderr=True))])
-    try:
-        app()
-    except CofireError as error:
-        Console(stderr=True).print(f"cofire: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
-    except SystemExit as leaving:
-        if leaving.code == 130:  # typer's for Ctrl-C
-            Console(stderr=True).print("interrupted; call the same command again to go on", style="yellow")
-        raise
+    """The whole command line, as ``cofire.start`` calls it where PyTorch is needed."""
+    call(app)

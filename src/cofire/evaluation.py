@@ -65,6 +65,8 @@ class Report:
     bits: float | None = None
     """Bits per filter: how much a filter's gate depends on the image, mean over filters. 0 for one mask for all
     images, 1 where each filter runs for half of them. None for a method that does not decide on filters."""
+    twin_top1: float | None = None
+    """Of the static twin on the same images, if one was given."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
@@ -82,6 +84,8 @@ class Report:
             table.add_row(f"MACs, {column}", saved)
         if self.bits is not None:
             table.add_row("bits per filter", f"{self.bits:.3f}")
+        if self.twin_top1 is not None:
+            table.add_row("static twin, top-1", percent(self.twin_top1, 2))
         for group, rate in self.keep_rate.items():
             empty = f", no filter for {self.empty[group]} samples" if self.empty[group] else ""
             right = f", mask accuracy {percent(self.mask_accuracy[group])}" if group in self.mask_accuracy else ""
@@ -102,6 +106,7 @@ def evaluate(
     text: str = "evaluating",
     dense_macs: int | None = None,
     watch: Watch | None = None,
+    twin: nn.Module | None = None,
 ) -> Report:
     """Accuracy and cost of ``model``, gated or plain, in eval mode.
 
@@ -112,14 +117,19 @@ def evaluate(
         dense_macs: what reductions are shares of. Default: the model's own MACs with nothing switched off; for a pruned
             model those of the network it was cut from are of more interest.
         watch: sees the logits and labels of each batch; ``model.masks`` are those of the batch then.
+        twin: the model's static twin (`static_twin`), whose accuracy is put beside its own.
     """
-    sums = _Sums(model, dense_macs, watch)
+    sums, twin_right = _Sums(model, dense_macs, watch), 0
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     for x_BCHW, label_B in feed(loader, text):
         if label_B is None:
             raise DataError("evaluate needs labelled images; for unlabelled ones use estimate")
         sums.add(x_BCHW.to(device), label_B.to(device))
-    return sums.report()
+        if twin is not None:
+            with torch.no_grad(), evaluating(twin):
+                twin_right += int((twin(x_BCHW.to(device)).argmax(1) == label_B.to(device)).sum())
+    report = sums.report()
+    return report if twin is None else dataclasses.replace(report, twin_top1=twin_right / report.n)
 
 
 def check_labels(label_B: Tensor, classes: int) -> None:

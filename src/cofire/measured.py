@@ -15,7 +15,7 @@ from cofire.experiments.recipes import parse_experiment, read_experiment
 from cofire.experiments.reproduce import run_recipe
 from cofire.files.atomic import read_json
 from cofire.shift.measure import PAPER
-from cofire.shift.paper import paper as shift_paper
+from cofire.shift.paper import paper_shift
 from cofire.shift.results import Shift
 from cofire.shift.runs import shift_runs
 from cofire.text import Grid
@@ -89,13 +89,13 @@ class DatasetShift(AbstractMeasured):
 
     @property
     def title(self) -> str:
-        return shift_paper().title
+        return paper_shift().title
 
     def file(self, budget: Budget) -> str:
         return f"shift_{budget}.json"
 
     def measure(self, budget: Budget, recipes: Path, results: Path, say: Callable[[str], None]) -> dict[str, Any]:
-        folders = [run_recipe(recipe, 0, recipes, results, say) for recipe in shift_paper().recipes[budget]]
+        folders = [run_recipe(recipe, 0, recipes, results, say) for recipe in paper_shift().recipes[budget]]
         return shift_runs(folders, PAPER)[1]
 
     def table(self, found: dict[str, Any]) -> Shift:
@@ -103,7 +103,7 @@ class DatasetShift(AbstractMeasured):
 
     def is_current(self, found: dict[str, Any], budget: Budget, recipes: Path) -> bool:
         made_by = [parse_experiment(run["experiment"]) for run in found["runs"].values()]
-        return made_by == [read_experiment(recipes / f"{recipe}.toml") for recipe in shift_paper().recipes[budget]]
+        return made_by == [read_experiment(recipes / f"{recipe}.toml") for recipe in paper_shift().recipes[budget]]
 
 
 MEASURED: dict[str, AbstractMeasured] = {"latency": Latency(), "shift": DatasetShift()}

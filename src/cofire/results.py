@@ -16,6 +16,7 @@ from cofire.errors import CofireError, FileError
 from cofire.experiments.reproduce import add_result, reproduce
 from cofire.files.atomic import read_json, write_text
 from cofire.measured import MEASURED
+from cofire.shell import AsJson, show
 from cofire.text import markdown
 
 logger = logging.getLogger("cofire")
@@ -42,28 +43,33 @@ def add(
         str | None, typer.Option("--as", help="Name below results/; default: that of the recipe that makes the run.")
     ] = None,
     root: Root = Path(),
+    as_json: AsJson = False,
 ) -> None:
     """Put what finished runs found into results/, each as RECIPE-sSEED.json."""
-    for run in runs:
-        typer.echo(add_result(run, root / "recipes", root / "results", name))
+    files = [str(add_result(run, root / "recipes", root / "results", name)) for run in runs]
+    show(as_json, files, "\n".join(files))
 
 
 @app.command()
 def table(
     write: Annotated[bool, typer.Option("--write", help="Put them into README.md and docs/.")] = False,
     root: Root = Path(),
+    as_json: AsJson = False,
 ) -> None:
     """Print the tables of all documents, made of what is in results/; with --write, put them in their places."""
-    damaged = 0
+    made, damaged = {}, 0
     for document, names in DOCUMENTS.items():
         try:
+            made[document] = tables(names, root)
             if write:
                 write_text(root / document, written(document, root))
-            else:
-                typer.echo(tables(names, root))
         except CofireError as error:
             logger.warning("%s is left as it is: %s", document, error)
             damaged += 1
+    if as_json:
+        show(as_json, made, "")
+    elif not write:
+        typer.echo("\n".join(made.values()))
     if damaged:
         raise FileError(f"{damaged} of {len(DOCUMENTS)} documents could not be made; the others are done")
 

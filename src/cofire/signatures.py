@@ -1,6 +1,6 @@
 """Signatures: how many filters each group keeps, the same for every sample; for configs that have a ``signature``.
 
-``uniform`` and ``taylor`` make one, ``read`` and ``write`` keep it in a JSON file.
+``uniform``, ``taylor`` and ``mass`` make one, ``read`` and ``write`` keep it in a JSON file.
 """
 
 from __future__ import annotations
@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
-from cofire.data.feeding import AnyLoader
+from cofire.data.feeding import AnyLoader, first_images
 from cofire.errors import ConfigError, FileError
 from cofire.files.atomic import read_json, write_json
-from cofire.gates.base import GateConfig
+from cofire.gates.base import Decision, Foretelling, GateConfig
 from cofire.gates.gating import gate
+from cofire.gates.targets import largest
 from cofire.graph.cost import cost
 from cofire.pruning.allocation import within_budget
 from cofire.pruning.taylor import taylor_scores
 
 Signature = dict[str, int]
+IMAGES = 512
 
 
 def uniform(
@@ -61,6 +64,53 @@ def taylor(
 
     kept = within_budget(taylor_scores(gated, loader), macs, remaining)
     return {name: int(mask.sum()) for name, mask in kept.items()}
+
+
+def mass(
+    model: nn.Module,
+    config: GateConfig,
+    loader: AnyLoader,
+    *,
+    macs: float,
+    input_shape: tuple[int, int, int] | None = None,
+) -> Signature:
+    """Filters that hold one share of the activation mass in every group, that share for which ``macs`` remain.
+
+    Args:
+        config: of a method whose cost is foretold; without a signature.
+        loader: batches of images, with or without labels; the first `IMAGES` are looked at.
+        macs: share of the MACs that remains, heads included, in (0, 1).
+        input_shape: as in ``gate``.
+    """
+    gated = gate(model, config, input_shape=input_shape).eval()
+    if not isinstance(gated.gates, Foretelling):
+        raise ConfigError(f"signatures.mass needs a method whose cost is foretold, which {config.label} is not")
+    method = gated.gates
+    found: dict[str, list[Tensor]] = {name: [] for name in gated.gates}
+
+    def watch(name: str, decision: Decision, y_BOHW: Tensor) -> None:
+        found[name].append(method.activity(gated.gates.sites[name], y_BOHW))
+
+    with torch.no_grad(), gated.force("open"), gated.observe(watch):
+        for batch in first_images(loader, IMAGES):
+            gated(batch)
+    activity = {name: torch.cat(parts).double() for name, parts in found.items()}
+    heads = {name: gated.gates.head_macs(site) for name, site in gated.gates.sites.items()}
+
+    def remaining(masks: Mapping[str, Tensor]) -> float:
+        kept = {name: largest(activity[name], int(mask_O.sum())) for name, mask_O in masks.items()}
+        return 1 - float(cost(gated.graph, kept, heads=heads).reduction("executed+heads").mean())
+
+    left_by_stronger = {name: _left(activity_BO) for name, activity_BO in activity.items()}
+    chosen = within_budget(left_by_stronger, macs, remaining)
+    return {name: int(mask_O.sum()) for name, mask_O in chosen.items()}
+
+
+def _left(activity_BO: Tensor) -> Tensor:
+    """Share of the mass that the stronger filters leave, at each rank, mean over samples, (O,)."""
+    sorted_BO = activity_BO.sort(dim=1, descending=True).values
+    share_BO = sorted_BO / sorted_BO.sum(1, keepdim=True).clamp_min(1e-12)
+    return 1 - (share_BO.cumsum(1) - share_BO).mean(0)
 
 
 def read(path: str | Path) -> Signature:

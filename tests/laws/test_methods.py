@@ -9,7 +9,7 @@ import copy
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import outside_method
 import pytest
@@ -66,7 +66,7 @@ def gated(network: str, method: str) -> GatedModel:
 
 def test_the_method_from_outside_is_among_them() -> None:
     assert outside_method.Outside.__name__ in METHODS
-    assert {"FTWT", "FBS", "LCCL", "BlockDrop"} <= set(METHODS)
+    assert {"FTWT", "FBS", "LCS", "RNP", "LCCL", "CGNet", "BlockDrop"} <= set(METHODS)
 
 
 def test_open_gates_change_no_bit_or_are_refused_by_name(gated: GatedModel, method: str) -> None:
@@ -84,21 +84,33 @@ def test_nothing_forced_costs_what_is_dense(gated: GatedModel) -> None:
     assert gated.cost({}).total("executed").tolist() == [gated.cost({}).dense_total]
 
 
-def test_what_is_off_is_exactly_zero(gated: GatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_off_is_exactly_zero_or_the_partial_sum(gated: GatedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = {}
-    masked = gated.switchboard.masked
+    decided, masked = gated.switchboard.decided, gated.switchboard.masked
+
+    def reading(site: str, x: Tensor) -> Any:
+        read[site] = x.clone()
+        return decided(site, x)
 
     def recording(site: str, y: Tensor, decision: Any) -> Tensor:
         seen[site] = masked(site, y, decision)
         return seen[site].clone()
 
+    monkeypatch.setattr(gated.switchboard, "decided", reading)
     monkeypatch.setattr(gated.switchboard, "masked", recording)
     with torch.no_grad():
         gated(batch(gated))
     assert list(seen) == list(gated.gates)
     for site, decision in gated.decisions.items():
         on = decision.mask.spread(seen[site]).expand_as(seen[site]) > 0.5
-        assert not seen[site][~on].any()
+        left = torch.zeros_like(seen[site])
+        if channels := gated.gates.sites[site].partial:
+            conv: Any = gated.get_submodule(site)
+            assert conv.groups == 1
+            window = (conv.stride, conv.padding, conv.dilation)
+            left = F.conv2d(read[site][:, :channels], conv.weight[:, :channels], conv.bias, *window)
+        assert torch.equal(seen[site][~on], left[~on])
 
 
 def test_cost_lies_between_nothing_and_dense(gated: GatedModel) -> None:
@@ -166,6 +178,39 @@ def test_gradients_are_those_of_finite_differences(method: str) -> None:
             values.append(float(loss().detach()))
             weight[place] -= step
     assert analytic == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-3, abs=1e-7)
+
+
+class Digits(NamedTuple):
+    """A network that knows digits a little, and batches to learn and test with."""
+
+    model: torch.nn.Module
+    few: list[Any]
+    test: data.Images
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    pytest.importorskip("sklearn", reason="scikit-learn is needed (extra demo)")
+    train, test = data.digits()
+    few = [batch for batch, _ in zip(train.loader(64, train=True), range(8), strict=False)]
+    torch.manual_seed(0)
+    model = create_backbone("resnet8_digits")
+    fit(model, few, Recipe(epochs=4, lr=0.1))
+    return Digits(model, few, test)
+
+
+def test_it_runs_end_to_end_on_digits(method: str, digits: Digits, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    gated = gate(digits.model, gate_types()[method]())
+    fit(gated, digits.few, Recipe(epochs=2, lr=0.02, head_lr=0.02), out=tmp_path / "run")
+    report = evaluate(gated, digits.test.loader(360), text="")
+    assert report.n == 360
+    assert report.top1 > 0.3  # chance is 0.1
+    assert 0.0 <= report.reduction["executed"] < 1.0
+    gated.save(tmp_path / "saved")
+    x = next(iter(digits.test.loader(8)))[0]
+    with torch.no_grad():
+        assert torch.equal(cofire.load(tmp_path / "saved")(x), gated(x))
 
 
 class StopAt(AbstractCallback):

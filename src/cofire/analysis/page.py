@@ -91,6 +91,14 @@ def _summary(results: Sequence[Result] | Any) -> list[tuple[str, list[str]]]:
         about = result["provenance"]["machine"]
         return f"{about['cpu']}, {about['cores']} cores"
 
+    def bits(result: Result) -> str:
+        found = result["test"].get("bits")
+        return "" if found is None else f"{found:.3f}"
+
+    def twin(result: Result) -> str:
+        return percent(result["twin"]["top1"], 2) if "twin" in result else ""
+
+    dynamic = [row("static twin, top-1", twin), row("bits per filter", bits)]
     return [
         row("kind", kind),
         row("network", lambda r: f"{r['experiment']['backbone']['name']}, {r['experiment']['data']['name']}"),
@@ -99,6 +107,7 @@ def _summary(results: Sequence[Result] | Any) -> list[tuple[str, list[str]]]:
             row(f"MACs saved, {column}", lambda r, column=column: percent(r["test"]["reduction"][column], 2))
             for column in COLUMNS
         ),
+        *(line for line in dynamic if any(line[1])),
         row("n, test images", lambda r: f"{r['test']['n']:,}"),
         row("seed", lambda r: r["experiment"]["train"]["seed"]),
         row("epochs", lambda r: len(r["epochs"])),

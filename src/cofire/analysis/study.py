@@ -31,7 +31,8 @@ from cofire.evaluation import evaluate
 from cofire.experiments.provenance import provenance
 from cofire.experiments.recipes import read_run
 from cofire.experiments.runs import read_result, read_sets, short_names, weights_path
-from cofire.files.atomic import write_atomically, write_json, write_tensors
+from cofire.files.atomic import write_atomically, write_json
+from cofire.files.tensors import write_tensors
 from cofire.gates.gating import GatedModel, gate
 from cofire.gates.persistence import load
 from cofire.progress import progress

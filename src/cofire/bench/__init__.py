@@ -6,12 +6,15 @@
 
 from cofire.bench.peers import COMPILED, PEERS, Peer
 from cofire.bench.program import ProgramResult, bench_program
-from cofire.bench.results import Point, Result, Timed
+from cofire.bench.results import MeasuredCost, Result, Timed
 from cofire.bench.run import Plan, bench, own_plan, random_plan
+
+Point = MeasuredCost  # its name in 0.1
 
 __all__ = [
     "COMPILED",
     "PEERS",
+    "MeasuredCost",
     "Peer",
     "Plan",
     "Point",

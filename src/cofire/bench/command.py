@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Group
 
 from cofire import data
 from cofire.bench import paper, report
@@ -27,6 +27,7 @@ from cofire.files.atomic import write_json
 from cofire.files.card import Card
 from cofire.gates.gating import GatedModel
 from cofire.gates.persistence import load, read_card
+from cofire.shell import AsJson, show
 
 logger = logging.getLogger("cofire")
 Shape = tuple[int, int, int]
@@ -56,11 +57,11 @@ def bench(
     count: Annotated[int, typer.Option(min=1, help="How many real images, one per round.")] = 200,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also torch.compile, which takes minutes.")] = False,
     paper_latency: Annotated[bool, typer.Option("--paper-latency", help="The paper's latency table.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write everything to this file, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw latency saved against MACs saved: .svg, .png, .pdf.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Latency beside PyTorch, ONNX Runtime, OpenVINO, MNN and ncnn, whichever are installed, in interleaved rounds."""
-    out = Console()
     if sum((what is not None, bool(backbone), paper_latency)) != 1:
         raise ConfigError("bench takes one of: a program or run folder, --backbone NAME, --paper-latency")
     if what is not None and what.is_file():
@@ -70,8 +71,7 @@ def bench(
         program = bench_program(
             what.name, engine, found.numpy(), images or "random", threads=threads, rounds=rounds, warm_up=warm_up
         )
-        _write(json, program.to_json())
-        out.print(program)
+        _tell(as_json, out_file, program.to_json(), program)
         return
     if paper_latency:
         result = paper.measure(threads=threads, rounds=rounds, warm_up=warm_up, seed=seed)
@@ -81,10 +81,10 @@ def bench(
             rounds = max(rounds, len(plan.images))
         peers = (*PEERS, COMPILED) if compiled else PEERS
         result = run_bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers)
-    _write(json, paper.to_json(result) if paper_latency else result.to_json())
-    out.print(report.table(result), markup=False)
+    shown = [report.table(result)]
     if paper_latency:
-        out.print(paper.paper_table(result.network, paper.paper_rows(result)))
+        shown.append(paper.paper_table(result.network, paper.paper_rows(result)))
+    _tell(as_json, out_file, paper.to_json(result) if paper_latency else result.to_json(), Group(*shown))
     if plot is not None:
         report.plot(result, plot)
 
@@ -160,6 +160,8 @@ def _random(shape: Shape, seed: int) -> torch.Tensor:
     return torch.randn(16, *shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _write(path: Path | None, value: dict[str, Any]) -> None:
+def _tell(as_json: bool, path: Path | None, value: dict[str, Any], human: Any) -> None:
+    told = {"provenance": provenance(), **value}
     if path is not None:
-        write_json(path, {"provenance": provenance(), **value})
+        write_json(path, told)
+    show(as_json, told, human)

@@ -18,7 +18,7 @@ class Timed:
     engine: str
     version: str | None
     point: int | None
-    """Number of the `Point` whose masks it ran with; None: dense."""
+    """Number of the `MeasuredCost` whose masks it ran with; None: dense."""
     error: float
     """Largest error as a share of the logits' standard deviation."""
     seconds: list[float]
@@ -35,7 +35,7 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MeasuredCost:
     """A cost that was measured; shares of the dense MACs."""
 
     asked: float | None
@@ -60,7 +60,7 @@ class Result:
     seed: int
     dense_macs: int
     units: Units
-    points: tuple[Point, ...]
+    points: tuple[MeasuredCost, ...]
     timed: tuple[Timed, ...]
     left_out: dict[str, str]
     """Engine -> why it has no timings."""

@@ -16,7 +16,7 @@ from cofire.backbones import create_backbone
 from cofire.bench import ours
 from cofire.bench.masks import MaskPool, pool_for_keep, pool_for_macs
 from cofire.bench.peers import PEERS, Array, Infer, Peer, PeerError, torch_threads
-from cofire.bench.results import Point, Result, Timed
+from cofire.bench.results import MeasuredCost, Result, Timed
 from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
 from cofire.errors import CofireError, ConfigError
@@ -265,18 +265,18 @@ def _own_masks(gated: GatedModel, x: Array) -> dict[str, Tensor]:
     return gated.masks
 
 
-def _points(plan: Plan) -> tuple[Point, ...]:
+def _points(plan: Plan) -> tuple[MeasuredCost, ...]:
     found = []
     for pool, asked in zip(plan.pools, plan.asked, strict=True):
         if pool is None:
             found.append(_own_point(plan))
             continue
         saved = 1 - pool.macs
-        found.append(Point(asked=asked, keep=pool.keep, executed_macs_reduction=saved, heads=pool.heads))
+        found.append(MeasuredCost(asked=asked, keep=pool.keep, executed_macs_reduction=saved, heads=pool.heads))
     return tuple(found)
 
 
-def _own_point(plan: Plan) -> Point:
+def _own_point(plan: Plan) -> MeasuredCost:
     """Means over the images."""
     saved, keep, heads = [], [], []
     for n in range(len(plan.images)):
@@ -286,4 +286,4 @@ def _own_point(plan: Plan) -> Point:
         heads.append(saved[-1] - float(cost.reduction("executed+heads")))
         keep.append(float(torch.cat([mask.double() for mask in masks.values()], dim=1).mean()))
     mean = [sum(values) / len(values) for values in (keep, saved, heads)]
-    return Point(asked=None, keep=mean[0], executed_macs_reduction=mean[1], heads=mean[2])
+    return MeasuredCost(asked=None, keep=mean[0], executed_macs_reduction=mean[1], heads=mean[2])

@@ -27,7 +27,7 @@ from rich.progress import wrap_file
 from cofire.data.decoding import Decoded
 from cofire.errors import FileError, unknown
 from cofire.extras import require
-from cofire.files.atomic import read_tensors, write_tensors
+from cofire.files.tensors import read_tensors, write_tensors
 
 Content = Mapping[str, bytes]  # file name -> what is in it
 Parse = Callable[[Content], tuple[Decoded, Decoded]]  # -> train, test

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -27,6 +25,7 @@ from torch import Tensor
 from cofire.errors import ConfigError, DataError, FileError
 from cofire.extras import require
 from cofire.files.atomic import write_atomically
+from cofire.progress import progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,16 +66,15 @@ def decode(
     require("PIL.Image", package="pillow", extra="data")
     pixels_NCHW = np.empty((len(pictures), 3, size, size), dtype=np.uint8)
     readable = torch.ones(len(pictures), dtype=torch.bool)
-    console = Console(stderr=True)
     # One thread: Pillow holds the interpreter's lock while it decodes WebP, so that two take longer than one.
-    shown = track(pictures, "decoding", console=console, transient=True, disable=not console.is_terminal)
-    for n, (name, content) in enumerate(shown):
-        try:
-            pixels_NCHW[n] = channels_first(fit(open_rgb(content)))
-        except Exception as error:  # each of Pillow's decoders has its own: OSError, SyntaxError, ...
-            if unreadable == "error":
-                raise DataError(f"picture {name} cannot be read: {error}") from error
-            readable[n] = False
+    with progress("decoding") as bar:
+        for n, (name, content) in enumerate(bar.track(pictures, description="decoding")):
+            try:
+                pixels_NCHW[n] = channels_first(fit(open_rgb(content)))
+            except Exception as error:  # each of Pillow's decoders has its own: OSError, SyntaxError, ...
+                if unreadable == "error":
+                    raise DataError(f"picture {name} cannot be read: {error}") from error
+                readable[n] = False
     if skipped := [pictures[n][0] for n in (~readable).nonzero().flatten().tolist()]:
         logger.warning("%d of %d pictures cannot be read and are left out: %s", len(skipped), len(pictures), skipped)
     row_N = readable.nonzero().flatten()

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cofire.errors import FileError
-from cofire.files.atomic import read_tensors, write_atomically, write_tensors
+from cofire.files.atomic import write_atomically
+from cofire.files.tensors import read_tensors, write_tensors
 
 _FORMAT = "cofire-shard/1"
 _COLUMNS = ("end", "crc32", "label", "size")

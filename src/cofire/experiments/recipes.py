@@ -63,18 +63,36 @@ class SignaturePart:
     """``[signature]``: a fixed number of filters per group in place of the mass.
 
     Args:
-        kind: ``uniform`` (needs ``keep``), ``taylor`` (needs ``macs``) or ``file`` (needs ``path``).
+        kind: ``uniform`` (needs ``keep``), ``taylor`` or ``mass`` (need ``macs``) or ``file`` (needs ``path``); see
+            `cofire.signatures`.
     """
 
-    kind: Literal["uniform", "taylor", "file"]
+    kind: Literal["uniform", "taylor", "mass", "file"]
     keep: float | None = None
     macs: float | None = None
     path: str | None = None
 
     def __post_init__(self) -> None:
-        needed = {"uniform": "keep", "taylor": "macs", "file": "path"}[self.kind]
+        needed = {"uniform": "keep", "taylor": "macs", "mass": "macs", "file": "path"}[self.kind]
         if getattr(self, needed) is None:
             raise ConfigError(f"[signature] kind {self.kind!r} needs the key {needed!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetPart:
+    """``[budget]``: what the trained gates may execute; their thresholds are set for it on training images.
+
+    Args:
+        macs: share of the MACs that remains, heads included, in (0, 1).
+        per: what has a threshold of its own; see `cofire.calibrate`.
+    """
+
+    macs: float
+    per: Literal["model", "group", "filter"] = "model"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.macs < 1.0:
+            raise ConfigError(f"[budget] macs is the share of MACs that remains and must be in (0, 1), got {self.macs}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +108,7 @@ class Experiment:
     train: Recipe
     prune: PruneConfig | None = None
     signature: SignaturePart | None = None
+    budget: BudgetPart | None = None
 
     def __post_init__(self) -> None:
         if self.data.val == "test" and self.train.select == "best":
@@ -97,6 +116,8 @@ class Experiment:
         if self.signature is not None and not _takes_signature(self.gate):
             got = type(self.gate).__name__ if self.gate else "none"
             raise ConfigError(f"[signature] needs a [gate] of a method that takes a signature, got {got}")
+        if self.budget is not None and self.gate is None:
+            raise ConfigError("[budget] sets thresholds of gates: it needs a section [gate]; [prune] has its own macs")
         if self.train.distill and self.backbone.weights is None:
             raise ConfigError("[train] distill learns from the dense model: it needs [backbone] weights")
 
@@ -155,7 +176,7 @@ def parse_experiment(table: Mapping[str, Any]) -> Experiment:
     for key in ("data", "backbone"):
         if key not in parts:
             raise ConfigError(f"the recipe must have a section [{key}]")
-    signature = parts.get("signature")
+    signature, budget = parts.get("signature"), parts.get("budget")
     return Experiment(
         name=str(parts.get("name", "run")),
         data=structure(DataPart, parts["data"], "[data]"),
@@ -164,6 +185,7 @@ def parse_experiment(table: Mapping[str, Any]) -> Experiment:
         prune=_prune_config(parts["prune"]) if parts.get("prune") is not None else None,
         train=structure(Recipe, parts.get("train", {}), "[train]"),
         signature=structure(SignaturePart, signature, "[signature]") if signature is not None else None,
+        budget=structure(BudgetPart, budget, "[budget]") if budget is not None else None,
     )
 
 

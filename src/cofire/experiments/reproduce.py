@@ -33,6 +33,7 @@ _HEADINGS = {
     "estimated": "estimated %",
     "hours": "hours",
 }
+_HONEST = {"twin": "static twin: top-1 %", "bits": "bits per filter"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,12 @@ class Reproduction:
     def headings(self) -> list[str]:
         """One for each cell of a row."""
         pairs = [f"{whose}: {_HEADINGS[column]}" for column in self.table.columns for whose in ("paper", "ours")]
-        return ["network", "method", *pairs, "`executed` %", "`+heads` %", "epochs", "n", "seeds"]
+        honest = [_HONEST[column] for column in self._honest()]
+        return ["network", "method", *pairs, "`executed` %", "`+heads` %", *honest, "epochs", "n", "seeds"]
+
+    def _honest(self) -> list[str]:
+        """The columns that say what being dynamic is worth, where a row has a value for them."""
+        return [column for column in _HONEST if any(row.ours(column) for row in self.rows)]
 
     def cells(self, row: Row) -> list[str]:
         """A row as text."""
@@ -71,7 +77,9 @@ class Reproduction:
         for column in self.table.columns:
             missing = NOT_RUN if row.paper.recipes and not row.results else ""
             cells += [_cell(row.paper.values.get(column, [])), _cell(row.ours(column)) or missing]
-        return [*cells, _cell(row.ours("executed")), _cell(row.ours("executed+heads")), *_circumstances(row.results)]
+        cells += [_cell(row.ours(column)) for column in ("executed", "executed+heads")]
+        cells += [_cell(row.ours(column), 3 if column == "bits" else 2) for column in self._honest()]
+        return [*cells, *_circumstances(row.results)]
 
     def __str__(self) -> str:
         return rendered(self.__rich__(), width=160)  # a terminal may wrap long lines, which beats squeezing cells
@@ -96,7 +104,7 @@ class Reproduction:
 
     def to_json(self) -> dict[str, Any]:
         """Numbers as lists over seeds, with what each was made by."""
-        columns = (*self.table.columns, "executed", "executed+heads")
+        columns = (*self.table.columns, "executed", "executed+heads", *self._honest())
         rows = [
             {
                 "network": row.paper.network,
@@ -276,15 +284,19 @@ def _values(column: str, results: Sequence[Result]) -> list[float]:
     if column == "estimated":
         known = [result["estimated"] for result in results if result.get("estimated")]
         return [100 * estimated["cascade"]["paper"] for estimated in known]
+    if column == "bits":
+        return [result["test"]["bits"] for result in results if result["test"].get("bits") is not None]
+    if column == "twin":
+        return [100 * result["twin"]["top1"] for result in results if "twin" in result]
     if column == "top1":
         return [100 * result["test"]["top1"] for result in results]
     return [100 * result["test"]["reduction"]["paper" if column == "reduction" else column] for result in results]
 
 
-def _cell(values: Sequence[float]) -> str:
+def _cell(values: Sequence[float], digits: int = 2) -> str:
     if not values:
         return ""
-    return f"{mean(values):.2f}" + (f" ± {pstdev(values):.2f}" if len(values) > 1 else "")
+    return f"{mean(values):.{digits}f}" + (f" ± {pstdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def _circumstances(results: Sequence[Result]) -> list[str]:

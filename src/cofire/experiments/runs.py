@@ -16,6 +16,7 @@ from torch import nn
 from cofire import data, signatures, zoo
 from cofire.backbones import Backbone, create_backbone
 from cofire.backbones.published import PREFIX, published_file
+from cofire.calibrate import calibrate
 from cofire.data.folders import existing, pictures_below
 from cofire.data.images import AbstractImages, Loader
 from cofire.errors import ConfigError, FileError
@@ -33,13 +34,18 @@ from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.pruning import prune
 from cofire.runtime.classify import pixels_of
-from cofire.runtime.engine import Engine, normalised
+from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
+from cofire.runtime.observed import Observed, observe, write_observed
+from cofire.runtime.program import normalised
 from cofire.runtime.quantized import IMAGES
 from cofire.runtime.quantizing import quantized_program
 from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
+
+TWIN = "twin"
+"""Where in a run's folder its static twin lies."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,10 @@ def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> GateCon
         assert part.macs is not None
         images = _ranking_images(experiment, sets)
         signature = signatures.taylor(model, config, images, macs=part.macs, input_shape=sets.train.shape)
+    elif part.kind == "mass":
+        assert part.macs is not None
+        images = _ranking_images(experiment, sets)
+        signature = signatures.mass(model, config, images, macs=part.macs, input_shape=sets.train.shape)
     else:
         assert part.path is not None
         signature = signatures.read(part.path)
@@ -229,6 +239,7 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
     sets = read_sets(experiment)
     model = build_gated(experiment, sets)
     part, recipe = experiment.data, experiment.train
+    _check_budget(model, experiment)
     loader = sets.train.loader(part.batch_size, train=True, augment=part.augment, pad=part.pad, seed=recipe.seed)
     val = sets.val.loader(part.eval_batch_size) if sets.val else None
     main = processes().is_main_process
@@ -238,6 +249,7 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
     teacher = _whole_model(experiment, sets) if recipe.distill else None
     fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track)
     if main:
+        meet_budget(model, experiment, sets)
         report = _tested(model, experiment, sets, "testing")
         save(model, out, _card(sets, report))
         write_json(result_path, _result(table, origin, estimated, fitted, report, sets))
@@ -245,6 +257,22 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
         processes().wait_for_everyone()
     result: dict[str, Any] = read_json(result_path)
     return result
+
+
+def _check_budget(model: nn.Module, experiment: Experiment) -> None:
+    """Raise before training, not after, where a budget cannot be met by a threshold."""
+    if experiment.budget is not None and isinstance(model, GatedModel) and model.threshold is None:
+        raise ConfigError(
+            f"[budget] sets a threshold, and {model.config.label} does not decide by one; a fixed number of filters "
+            'for a budget is [signature] kind = "mass", macs = ...'
+        )
+
+
+def meet_budget(model: nn.Module, experiment: Experiment, sets: Sets) -> None:
+    """Set the thresholds of a trained model as its experiment says, on its first training images; in place."""
+    if experiment.budget is not None and isinstance(model, GatedModel):
+        loader = _training_images(experiment, sets, 2000)
+        calibrate(model, loader, macs=experiment.budget.macs, per=experiment.budget.per, images=2000)
 
 
 def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any] | None:
@@ -265,7 +293,7 @@ def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any]
 
 
 def read_result(run: str | Path) -> dict[str, Any]:
-    """What ``result.json`` of a finished run says."""
+    """What ``result.json`` of a finished run says; what its static twin did on the test set is the entry ``twin``."""
     folder = Path(run)
     if not (folder / "experiment.json").exists():
         raise FileError(
@@ -275,6 +303,8 @@ def read_result(run: str | Path) -> dict[str, Any]:
     if not (folder / "result.json").exists():
         raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
     result: dict[str, Any] = read_json(folder / "result.json")
+    if (folder / TWIN / "result.json").exists():
+        result["twin"] = read_json(folder / TWIN / "result.json")["test"]
     return result
 
 
@@ -287,12 +317,13 @@ def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:
         if not isinstance(model, GatedModel):
             raise ConfigError("threshold: this run has no gates")
         model.threshold = threshold
-    return _tested(model, experiment, sets, "evaluating")
+    twin = load(Path(run) / TWIN) if (Path(run) / TWIN / "result.json").exists() else None
+    return _tested(model, experiment, sets, "evaluating", twin)
 
 
-def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str) -> Report:
+def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str, twin: nn.Module | None = None) -> Report:
     loader = sets.test.loader(experiment.data.eval_batch_size)
-    return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets))
+    return evaluate(model, loader, text=text, dense_macs=whole_macs(experiment, sets), twin=twin)
 
 
 def compile_run(run: str | Path, int8: Path | None = None) -> Engine:
@@ -308,6 +339,15 @@ def compile_run(run: str | Path, int8: Path | None = None) -> Engine:
         few = pictures[:: max(1, len(pictures) // IMAGES)][:IMAGES]  # from all over the folder
         program = quantized_program(program, [pixels_of(few, card.input_shape)], keep=())
     return Engine(program)
+
+
+def observe_run(run: str | Path, engine: Engine, program: Path, count: int) -> Observed:
+    """Put beside a run's program what it does on ``count`` images of the run's training set."""
+    images = read_sets(read_run(run)).train
+    pixels_NCHW = images.pixels(torch.arange(min(count, len(images))))
+    observed = observe(engine, (pixels_NCHW.float() / 255).numpy())
+    write_observed(observed, program)
+    return observed
 
 
 def run_card(run: str | Path) -> Card:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
 
@@ -32,12 +32,14 @@ class Decision:
             through.
         scale_BO: for methods that also rescale what they keep: (B, O), or of any shape that multiplies the output.
         shift_O: added to rescaled filters that are on, (O,).
+        partial_BOHW: at a site with `Site.partial`, the sums that stay where the mask is off; None: zeros.
     """
 
     logits_BO: Tensor | None
     mask: AbstractMask
     scale_BO: Tensor | None = None
     shift_O: Tensor | None = None
+    partial_BOHW: Tensor | None = None
 
     def __init__(
         self,
@@ -45,10 +47,11 @@ class Decision:
         mask: AbstractMask | Tensor,
         scale_BO: Tensor | None = None,
         shift_O: Tensor | None = None,
+        partial_BOHW: Tensor | None = None,
     ) -> None:
         found = mask if isinstance(mask, AbstractMask) else FilterMask(mask)
         given = {"logits_BO": logits_BO, "mask": found, "scale_BO": scale_BO, "shift_O": shift_O}
-        for name, value in given.items():
+        for name, value in {**given, "partial_BOHW": partial_BOHW}.items():
             object.__setattr__(self, name, value)
 
 
@@ -147,8 +150,12 @@ class AbstractMethod(nn.Module):
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         """The decision on a site's input (B, I, H, W), before the site's first conv runs."""
 
+    def forced(self, site: Site, x_BIHW: Tensor, mask: AbstractMask) -> Decision:
+        """The decision that a mask from outside stands for; here the mask alone."""
+        return Decision(None, mask)
+
     def masked(self, site: Site, decision: Decision, y_BOHW: Tensor, alone: bool) -> Tensor:
-        """The site's output with what is off at exactly zero.
+        """The site's output with what is off at exactly zero, or at the decision's partial sums.
 
         Args:
             alone: nobody else keeps ``y_BOHW`` for a backward pass, so that it may be written to.
@@ -160,6 +167,8 @@ class AbstractMethod(nn.Module):
             if decision.shift_O is not None:
                 scaled = scaled + decision.shift_O.to(y_BOHW.dtype).reshape(-1, *[1] * (y_BOHW.ndim - 2))
             return scaled * mask
+        if decision.partial_BOHW is not None:
+            return y_BOHW * mask + decision.partial_BOHW * (1 - mask)
         return _switched_off(y_BOHW, mask) if alone else y_BOHW * mask
 
     def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Any:
@@ -229,6 +238,31 @@ class Foretelling(Protocol):
         """The ratios in ascending runs within each of which a larger ratio keeps all that a smaller one does."""
 
 
+@runtime_checkable
+class Shifting(Protocol):
+    """A method whose logits can be moved, filter by filter, for good."""
+
+    sites: dict[str, Site]
+
+    def shift(self, site: Site, by_O: Tensor) -> None:
+        """Add ``by_O`` (O,) to the logits of a site from now on."""
+
+
+@runtime_checkable
+class Trimming(Protocol):
+    """A method whose heads can lose filters that never run, and groups that always decide alike."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a head can do without input channels that are always zero."""
+
+    def trimmed(self, groups: Collection[str], fixed: Mapping[str, tuple[int, ...]], why: Mapping[str, str]) -> Any:
+        """The config with these groups left, some of them fixed; ``why`` is what became of each group, in words."""
+
+    def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
+        """Take over a site's head from the method before, for the filters and inputs that stay."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinearHead:
     """How the native engine decides at a site of filters: pooled input -> linear map -> which filters run.
@@ -242,6 +276,8 @@ class LinearHead:
         scale: filters that run are multiplied with max(logit, 0), ``shift`` (O,) is added.
         source: the head reads what this module makes of the image, not the site's input. A single row of ``weight``
             decides for a branch as a whole.
+        choice: the head reads what this one chooses on the site's input, 1 or 0 for each of its rows: ``weight`` has as
+            many columns.
     """
 
     weight: Tensor
@@ -252,6 +288,7 @@ class LinearHead:
     scale: bool = False
     shift: Tensor | None = None
     source: nn.Module | None = None
+    choice: LinearHead | None = None
 
     def chosen(
         self, x_BIHW: Tensor, threshold: float, pooled: Callable[[Tensor], Tensor] = lambda x_BI: x_BI
@@ -268,7 +305,10 @@ class LinearHead:
             "abs": lambda: [flat_BIS.abs().mean(2)],
             "both": lambda: [flat_BIS.amax(2), flat_BIS.mean(2)],
         }
-        features = torch.cat([pooled(part) for part in pools[self.pool]()], 1)
+        if self.choice is None:
+            features = torch.cat([pooled(part) for part in pools[self.pool]()], 1)
+        else:
+            features = self.choice.chosen(x_BIHW, threshold, pooled).to(self.weight.dtype)
         features = torch.softmax(features, 1) if self.softmax else features
         logits_BO = nn.functional.linear(features, self.weight, self.bias)
         if self.top is None:

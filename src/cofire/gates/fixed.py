@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cofire.errors import ConfigError
 from cofire.files.strict import check
-from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, register_method
+from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
 from cofire.graph.graph import Graph
 from cofire.graph.units import Site
 
@@ -42,23 +42,42 @@ class FixedMethod(AbstractMethod):
 
     def __init__(self, config: Fixed, graph: Graph) -> None:
         super().__init__(config, graph)
-        for name, kept in (config.kept or {}).items():
-            if name in self.sites and not all(0 <= o < self.sites[name].filters for o in kept):
-                raise ConfigError(f"Fixed.kept[{name!r}] must be in 0..{self.sites[name].filters - 1}, got {kept}")
+        check_kept(config.kept, self.sites, "Fixed.kept")
+        self._colours, self._glance = graph.input_shape[0], nn.AdaptiveAvgPool2d(1)
 
     def head_macs(self, site: Site) -> int:
         return 0
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
-        return Decision(None, mask_row(self.config, site).to(x_BIHW).expand(len(x_BIHW), -1))
+        return Decision(None, mask_row(self.config.kept, site).to(x_BIHW).expand(len(x_BIHW), -1))
+
+    def lower(self, site: Site) -> LinearHead:
+        return constant_head(mask_row(self.config.kept, site)[0], self._colours, self._glance)
 
     def loss(self, step: Step) -> Tensor:
         return step.logits_BK.new_zeros(())
 
 
-def mask_row(config: Fixed, site: Site) -> Tensor:
-    """The mask of any image at a site, (1, O)."""
-    kept = (config.kept or {}).get(site.name)
-    if kept is None:
+def mask_row(kept: Mapping[str, tuple[int, ...]] | None, site: Site) -> Tensor:
+    """The mask of any image at a site, (1, O), where ``kept`` names the filters that run; all where it does not."""
+    filters = (kept or {}).get(site.name)
+    if filters is None:
         return torch.ones(1, site.filters)
-    return torch.zeros(1, site.filters).index_fill(1, torch.tensor(kept, dtype=torch.long), 1.0)
+    return torch.zeros(1, site.filters).index_fill(1, torch.tensor(filters, dtype=torch.long), 1.0)
+
+
+def constant_head(row_O: Tensor, colours: int, glance: nn.Module) -> LinearHead:
+    """The same filters for every image as the engine decides it: of the image's mean colour, nothing.
+
+    Args:
+        glance: what makes the mean colour; one module for all groups, so that it is computed once.
+    """
+    nothing_OC = torch.zeros(len(row_O), colours)
+    return LinearHead(weight=nothing_OC, bias=row_O, pool="avg", top=int(row_O.sum()), source=glance)
+
+
+def check_kept(kept: Mapping[str, tuple[int, ...]] | None, sites: Mapping[str, Site], who: str) -> None:
+    """Raise unless the filters named are there; ``who`` is the option they come from."""
+    for name, filters in (kept or {}).items():
+        if name in sites and not all(0 <= o < sites[name].filters for o in filters):
+            raise ConfigError(f"{who}[{name!r}] must be in 0..{sites[name].filters - 1}, got {filters}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from cofire.errors import ConfigError, TrainingError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
-from cofire.gates.heads import Head
+from cofire.gates.fixed import check_kept, constant_head, mask_row
+from cofire.gates.heads import PoolingHead
 from cofire.gates.losses import mask_bce
 from cofire.gates.pooling import peak
 from cofire.gates.targets import activity, largest, mass_levels, nested, top_target
 from cofire.graph.graph import Graph
+from cofire.graph.placement import Filter, explained
 from cofire.graph.units import Site
 
 
@@ -29,7 +32,9 @@ class FTWT(GateConfig):
         mode: ``decoupled`` keeps task loss and mask loss apart; ``joint`` lets both reach backbone and heads.
         signature: filters to keep per group, the same for every sample, in place of ``ratio``; see
             ``cofire.signatures``.
-        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.Head``.
+        fixed: group -> the filters that run for every image, by their index; such a group has no head.
+        why: group -> what was decided on it, in words; ``print(gated.units)`` shows them.
+        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.PoolingHead``.
         select: which filters run: those with a logit above the threshold, or as many of the ``top`` logits as the
             signature says, so that every image costs the same.
         saliency: what makes a filter strong in a target: its ``max`` response, the ``l2`` norm of its map, or its
@@ -44,6 +49,8 @@ class FTWT(GateConfig):
     ratio: float = 0.9
     mode: Literal["joint", "decoupled"] = "decoupled"
     signature: Mapping[str, int] | None = None
+    fixed: Mapping[str, tuple[int, ...]] | None = None
+    why: Mapping[str, str] | None = None
     pool: Literal["max", "avg", "both"] = "max"
     softmax: bool = True
     standardise: bool = False
@@ -83,8 +90,6 @@ class FTWT(GateConfig):
             raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
         if self.softmax and self.standardise:
             raise ConfigError("FTWT.softmax must be off where standardise is on: a head normalises its input once")
-        if self.select == "top" and self.signature is None:
-            raise ConfigError('FTWT.select = "top" needs a signature: how many filters run in each group')
         if self.open_bias and not self.bias:
             raise ConfigError(f"FTWT.open_bias must be 0 where bias is off, got {self.open_bias}")
         if not 0.0 <= self.tolerance < 1.0:
@@ -92,12 +97,15 @@ class FTWT(GateConfig):
 
 
 class FTWTGate(nn.Module):
-    """One head, and how many filters its targets have if that is fixed."""
+    """One head, and how many filters its targets have if that is fixed; no head where the filters are fixed too."""
 
     def __init__(self, site: Site, config: FTWT) -> None:
         super().__init__()
-        self.k = _kept(site, config)
-        self.head = Head(
+        self.fixed = site.name in (config.fixed or {})
+        self.k = None if self.fixed else _kept(site, config)
+        if self.fixed:
+            return
+        self.head = PoolingHead(
             site.units[0].in_channels,
             site.filters,
             pool=config.pool,
@@ -122,13 +130,22 @@ class FTWTMethod(AbstractMethod):
     """Heads that learn which filters will fire, and the rule that makes their targets."""
 
     config: FTWT
-    threshold = 0.0
+    threshold: float | None = 0.0
 
     def __init__(self, config: FTWT, graph: Graph) -> None:
         super().__init__(config, graph)
         self.joint = config.mode == "joint"
+        if config.select == "top":
+            self.threshold = None
+        check_kept(config.fixed, self.sites, "FTWT.fixed")
+        self._colours, self._glance = graph.input_shape[0], nn.AdaptiveAvgPool2d(1)
         self.hold({name: FTWTGate(site, config) for name, site in self.sites.items()})
         self._forget()
+
+    @classmethod
+    def place(cls, graph: Graph, config: FTWT, filter_fn: Filter | None) -> Graph:
+        placed = super().place(graph, config, filter_fn)
+        return placed if config.why is None else explained(placed, config.why)
 
     def _forget(self) -> None:
         self._peaks: dict[str, _Peak] = {}  # so that no map is pooled twice
@@ -142,6 +159,8 @@ class FTWTMethod(AbstractMethod):
         self._forget()
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
+        if self[site.name].fixed:
+            return Decision(None, mask_row(self.config.fixed, site).to(x_BIHW).expand(len(x_BIHW), -1))
         head = self[site.name].head
         logits_BO = head(x_BIHW) if self.joint else head(x_BIHW.detach(), self._known_peak(site, x_BIHW))
         mask_BO = self._on(site, logits_BO).to(logits_BO.dtype)
@@ -152,12 +171,19 @@ class FTWTMethod(AbstractMethod):
 
     def _on(self, site: Site, logits_BO: Tensor) -> Tensor:
         if self.config.select == "top":
-            return largest(logits_BO.detach(), self[site.name].k)
+            return largest(logits_BO.detach(), self._top(site))
+        assert self.threshold is not None
         return logits_BO > self.threshold
 
+    def _top(self, site: Site) -> int:
+        k: int | None = self[site.name].k
+        if k is None:  # not an error before: the number may be found by looking at the gated model
+            raise ConfigError('FTWT.select = "top" needs a signature: how many filters run in each group')
+        return k
+
     def head_macs(self, site: Site) -> int:
-        macs: int = self[site.name].head.macs
-        return macs
+        gate = self[site.name]
+        return 0 if gate.fixed else int(gate.head.macs)
 
     def _known_peak(self, site: Site, x_BIHW: Tensor) -> Tensor | None:
         """The input's maximum over space where the site before found it, and nothing has changed the input since."""
@@ -180,9 +206,10 @@ class FTWTMethod(AbstractMethod):
     def loss(self, step: Step) -> Tensor:
         """Sites with equally many filters share one sort and one loss, for each call on so little data costs."""
         alike: dict[tuple[int, int | None], list[str]] = {}
-        for name in step.seen:
+        for name in (name for name in step.seen if not self[name].fixed):
             alike.setdefault((self.sites[name].filters, self[name].k), []).append(name)
-        return torch.stack([self._loss_of_alike(names, step) for names in alike.values()]).sum()
+        losses = [self._loss_of_alike(names, step) for names in alike.values()]
+        return torch.stack(losses).sum() if losses else step.logits_BK.new_zeros(())
 
     def _loss_of_alike(self, names: list[str], step: Step) -> Tensor:
         activity_BO = torch.cat([step.seen[name] for name in names])
@@ -203,6 +230,9 @@ class FTWTMethod(AbstractMethod):
         return activity(y_BOHW, None, site.units[-1].nonnegative, self.config.saliency)
 
     def levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
+        if self[site.name].fixed:
+            on_O = mask_row(self.config.fixed, site)[0].bool().to(activity_BO.device)
+            return torch.where(on_O, 0, len(ratios)).expand(len(activity_BO), -1)
         if (k := self[site.name].k) is not None:
             return torch.where(top_target(activity_BO, k), 0, len(ratios))
         level_BO = mass_levels(activity_BO, ratios, floor=self.config.floor, tolerance=self.config.tolerance)
@@ -213,12 +243,34 @@ class FTWTMethod(AbstractMethod):
     def nested(self, ratios: Sequence[float]) -> list[list[float]]:
         return nested(ratios, self.config.tolerance)
 
+    # It can be calibrated, and made smaller
+
+    def shift(self, site: Site, by_O: Tensor) -> None:
+        if not self.config.bias:
+            raise ConfigError("FTWT.bias must be on for thresholds per group or filter, which become part of it")
+        self[site.name].head.linear.bias.data += by_O
+
+    @property
+    def narrows(self) -> bool:
+        return not self.config.softmax and self.config.bias  # a softmax is over all channels, a zero counts too
+
+    def trimmed(self, groups: Collection[str], fixed: Mapping[str, tuple[int, ...]], why: Mapping[str, str]) -> FTWT:
+        kept = self.config.signature
+        signature = None if kept is None else {name: k for name, k in kept.items() if name in groups}
+        return dataclasses.replace(self.config, signature=signature, fixed=dict(fixed), why=dict(why), always=True)
+
+    def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
+        before: PoolingHead = other[site.name].head
+        self[site.name].head.load_state_dict(before.narrowed(filters_O, inputs_I))
+
     # The engine runs it
 
     def lower(self, site: Site) -> LinearHead:
+        if self[site.name].fixed:
+            return constant_head(mask_row(self.config.fixed, site)[0], self._colours, self._glance)
         head = self[site.name].head
         weight, bias = head.folded()
-        top = self[site.name].k if self.config.select == "top" else None
+        top = self._top(site) if self.config.select == "top" else None
         return LinearHead(weight=weight, bias=bias, pool=head.pool, softmax=head.softmax, top=top)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, fx, nn
 
 from cofire.backbones import Backbone
 from cofire.errors import ConfigError, DataError, TrainingError, unknown
-from cofire.files.atomic import write_model
 from cofire.files.strict import unstructure
+from cofire.files.tensors import write_model
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, method_of
 from cofire.gates.switchboard import Forced, Observer, Switchboard
 from cofire.graph.cost import Cost, cost, site_size

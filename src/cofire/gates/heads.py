@@ -16,7 +16,7 @@ Pool = Literal["max", "avg", "both"]
 
 
 @final
-class Head(nn.Module):
+class PoolingHead(nn.Module):
     """Global pooling over space, a normalisation of what was pooled, a linear map (section 3.3 of the paper).
 
     Args:
@@ -66,6 +66,22 @@ class Head(nn.Module):
             return x_BIHW.flatten(2).mean(2)
         highest_BI = peak(x_BIHW) if peak_BI is None else peak_BI
         return highest_BI if self.pool == "max" else torch.cat([highest_BI, x_BIHW.flatten(2).mean(2)], 1)
+
+    def narrowed(self, filters_O: Tensor, inputs_I: Tensor) -> dict[str, Tensor]:
+        """The state of a head for fewer filters and inputs (bool): what leaves is always zero in its input."""
+        state = {key: value.clone() for key, value in self.state_dict().items()}
+        inputs_F = torch.cat([inputs_I] * (self.linear.in_features // len(inputs_I)))
+        weight_OF = state["linear.weight"][filters_O]
+        if "linear.bias" in state:
+            state["linear.bias"] = state["linear.bias"][filters_O]
+        if self.norm is not None and not bool(inputs_F.all()):
+            gone_F = -state["norm.running_mean"] / (state["norm.running_var"] + self.norm.eps).sqrt()
+            state["linear.bias"] += weight_OF[:, ~inputs_F] @ gone_F[~inputs_F]
+        for key in ("norm.running_mean", "norm.running_var"):
+            if key in state:
+                state[key] = state[key][inputs_F]
+        state["linear.weight"] = weight_OF[:, inputs_F]
+        return state
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
         """Weight (O, F) and bias (O,) of the linear map with the standardisation, as it is in eval mode, in it."""

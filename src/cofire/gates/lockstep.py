@@ -1,16 +1,24 @@
-"""A network's calls run one by one on all images, so that each layer can be fitted before the next one runs.
+"""A network's calls on all images up to one layer after another, so that each can be fitted before the next one runs.
 
 Beside the network runs its dense original on the same images: behind every batch norm the new network's statistics are
 measured, under the masks that were chosen before it, and its factor and shift become those that bring its output
 nearest to the original's.
 
-Shapes: N images, B of a batch, I input channels, O filters.
+Images go through in chunks. What a chunk needs to go on is held where it is small. Where it is large, as in a wide
+block of 224 x 224 images, the chunk is taken anew from the last place where it was small; if that is far back, what it
+needs waits in a file. So memory is bounded, and the work is that of a few passes.
+
+Shapes: N images, B of a chunk, C channels, I input channels, O filters.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, final
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,8 +27,19 @@ from cofire.graph.graph import Graph
 from cofire.graph.units import Site
 from cofire.progress import progress
 
-Choose = Callable[[Site, list[Tensor]], Tensor]
-"""Sees a site and its inputs (B, I, H, W), batch by batch; gives the masks of all images, (N, O) or (1, O)."""
+Choose = Callable[[Site, Iterable[Tensor]], Tensor]
+"""Sees a site and its inputs (B, I, H, W), chunk by chunk, if it asks for them; gives the masks of all images, (N, O)
+or (1, O)."""
+
+_HELD = 3 << 29  # bytes of activations that all chunks together may hold
+_PIXELS = 1 << 20  # of a chunk, times channels
+_FAR = 6  # stops
+
+
+def chunks(batches: Sequence[Tensor], most: int = 1 << 31) -> Iterator[Tensor]:
+    """The images of batches, at most so many at a time that what a network makes of them stays small."""
+    for batch in batches:
+        yield from batch.split(min(most, max(1, _PIXELS // batch[0].numel())))
 
 
 @torch.no_grad()
@@ -33,69 +52,139 @@ def refit(graph: Graph, original: nn.Module, batches: Sequence[Tensor], choose: 
         batches: of images.
         text: what the progress bar says; empty for none.
     """
+    with TemporaryDirectory(prefix="cofire-") as folder:
+        _refit(_Walk(graph, original, batches, Path(folder)), graph, choose, text)
+
+
+def _refit(walk: _Walk, graph: Graph, choose: Choose, text: str) -> None:
     firsts = {site.first: site for site in graph.sites}
-    lasts = {site.out: site for site in graph.sites}
-    calls = Counter(str(node.target) for node in graph.calls.nodes if node.op == "call_module")
-    nodes = {node.name: node for node in graph.calls.nodes}
-    own = [_Run(graph.root, graph.calls, batch) for batch in batches]
-    dense = [_Run(original, graph.calls, batch) for batch in batches]
-    masks: dict[str, Tensor] = {}
+    calls = Counter(str(node.target) for node in walk.nodes if node.op == "call_module")
     with progress(text) as bar:
-        task = bar.add_task(text, total=len(nodes))
-        for node in graph.calls.nodes:
+        for number, node in enumerate(bar.track(walk.nodes, description=text)):
             if (site := firsts.get(node.name)) is not None:
-                masks[site.name] = choose(site, [run.env[nodes[site.x]] for run in own])
-            for run in dense:
-                run.advance(node)
+                walk.masks[site.name] = choose(site, walk.inputs(number, site.x))
             if node.op == "call_module" and calls[str(node.target)] == 1:
                 norm = graph.root.get_submodule(str(node.target))
                 if isinstance(norm, nn.BatchNorm2d):
-                    inputs = [run.env[node.all_input_nodes[0]] for run in own]
-                    _refit_norm(norm, inputs, [run.env[node] for run in dense])
-            for run in own:
-                run.advance(node)
-            if (site := lasts.get(node.name)) is not None:
-                for run, mask in zip(own, _parts(masks.pop(site.name), batches), strict=True):
-                    run.env[node] = run.env[node] * mask[:, :, None, None]
-            for run in (*own, *dense):
-                run.tidy(node)
-            bar.advance(task)
+                    _refit_norm(norm, walk.pairs(number))
 
 
-class _Run(fx.Interpreter):
-    """One batch on its way through a network."""
+@dataclass
+class _Chunk:
+    """Some images on their way through both networks: the values that call number ``at`` and later ones read."""
 
-    def __init__(self, root: nn.Module, calls: fx.Graph, batch: Tensor) -> None:
-        super().__init__(root, graph=calls)
-        self.args_iter: Iterator[Tensor] = iter([batch])
+    rows: slice
+    at: int
+    own: dict[fx.Node, Any]
+    dense: dict[fx.Node, Any]
+    file: Path | None = None
+    """Where the values wait, in place of here."""
+    passed: int = 0
+    """Stops for which it was taken anew."""
 
-    def advance(self, node: fx.Node) -> None:
-        self.env[node] = self.run_node(node)
+    @property
+    def held(self) -> int:
+        """Bytes."""
+        tensors = (value for env in (self.own, self.dense) for value in env.values() if isinstance(value, Tensor))
+        return sum(one.nbytes for one in {tensor.data_ptr(): tensor for tensor in tensors}.values())
 
-    def tidy(self, node: fx.Node) -> None:
-        """Drop what no later call reads."""
-        for unused in self.user_to_last_uses.get(node, ()):
-            del self.env[unused]
+    def put(self, file: Path) -> None:
+        """Let the values wait in a file."""
+        torch.save([list(self.own.values()), list(self.dense.values())], file)
+        self.own, self.dense, self.file = dict.fromkeys(self.own), dict.fromkeys(self.dense), file
+
+    def values(self) -> tuple[dict[fx.Node, Any], dict[fx.Node, Any]]:
+        """Copies, for calls may write to what they read, and the chunk may be asked to start from here again."""
+        envs = (self.own, self.dense)
+        if self.file is None:
+            own, dense = ({node: _copy(value) for node, value in env.items()} for env in envs)
+        else:
+            stored = torch.load(self.file, weights_only=True)
+            own, dense = (dict(zip(env, values, strict=True)) for env, values in zip(envs, stored, strict=True))
+        return own, dense
 
 
-def _parts(mask_NO: Tensor, batches: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [mask_NO] * len(batches) if len(mask_NO) == 1 else mask_NO.split([len(batch) for batch in batches])
+@final
+class _Walk:
+    """All images in both networks, taken to any call; calls must be asked for in execution order."""
+
+    def __init__(self, graph: Graph, original: nn.Module, batches: Sequence[Tensor], folder: Path) -> None:
+        self._folder = folder
+        self.nodes = list(graph.calls.nodes)
+        self.masks: dict[str, Tensor] = {}
+        self._lasts = {site.out: site.name for site in graph.sites}
+        self._named = {node.name: node for node in self.nodes}
+        self._own, self._dense = (
+            fx.Interpreter(graph.root, graph=graph.calls),
+            fx.Interpreter(original, graph=graph.calls),
+        )
+        image = graph.calls.find_nodes(op="placeholder")[0]
+        self._start = self.nodes.index(image) + 1
+        self._chunks: list[_Chunk] = []
+        self._images = 0
+        for batch in chunks(batches):
+            rows = slice(self._images, self._images + len(batch))
+            self._chunks.append(_Chunk(rows, self._start, {image: batch}, {image: batch}))
+            self._images += len(batch)
+
+    def inputs(self, number: int, x: str) -> Iterator[Tensor]:
+        """What the own network has made of each chunk in the value ``x``, before a call."""
+        for chunk in self._at(number):
+            yield chunk.own[self._named[x]]
+
+    def pairs(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each chunk what the own network gives a call, and what the original makes of its own."""
+        node = self.nodes[number]
+        for chunk in self._at(number):
+            self._dense.env = chunk.dense
+            yield chunk.own[node.all_input_nodes[0]], self._dense.run_node(node)
+
+    def _at(self, number: int) -> Iterator[_Chunk]:
+        for place, chunk in enumerate(self._chunks):
+            moved = self._moved(chunk, number)
+            yield moved
+            share = _HELD * (chunk.rows.stop - chunk.rows.start) // self._images
+            chunk.passed += 1
+            if moved.held > max(share, chunk.held):
+                if chunk.passed < _FAR:
+                    continue
+                moved.put(self._folder / str(place))
+            self._chunks[place] = moved
+
+    def _moved(self, chunk: _Chunk, number: int) -> _Chunk:
+        own, dense = chunk.values()
+        for node in self.nodes[max(chunk.at, self._start) : number]:
+            for network, env in ((self._own, own), (self._dense, dense)):
+                network.env = env
+                env[node] = network.run_node(node)
+                if network is self._own and (site := self._lasts.get(node.name)) is not None:
+                    mask_NO = self.masks[site]
+                    mask_BO = mask_NO if len(mask_NO) == 1 else mask_NO[chunk.rows]
+                    env[node] = env[node] * mask_BO[:, :, None, None].to(env[node].dtype)
+                for unused in network.user_to_last_uses.get(node, ()):
+                    env.pop(unused, None)
+        return _Chunk(chunk.rows, number, own, dense)
 
 
-def _refit_norm(norm: nn.BatchNorm2d, inputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _refit_norm(norm: nn.BatchNorm2d, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Statistics of the inputs; factor and shift by least squares, channel by channel."""
-    count = sum(z.numel() // z.shape[1] for z in inputs)
-    over = (0, 2, 3)
-    mean_C = torch.stack([z.sum(over, dtype=torch.float64) for z in inputs]).sum(0) / count
-    centred = [(z - mean_C.to(z.dtype)[:, None, None]) for z in inputs]
-    var_C = torch.stack([z.square().sum(over, dtype=torch.float64) for z in centred]).sum(0) / count
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    norm.running_mean.copy_(mean_C)
+    near_C = norm.running_mean.clone()  # sums of differences from it lose no digits
+    sums_4C, count = torch.zeros(4, len(near_C), dtype=torch.float64, device=near_C.device), 0
+    for z_BCHW, wanted_BCHW in pairs:
+        off_BCHW = z_BCHW - near_C[:, None, None]
+        terms = (off_BCHW, off_BCHW.square(), off_BCHW * wanted_BCHW, wanted_BCHW)
+        sums_4C += torch.stack([term.sum((0, 2, 3), dtype=torch.float64) for term in terms])
+        count += z_BCHW.numel() // len(near_C)
+    off_C, square_C, both_C, wanted_C = sums_4C / count
+    var_C = (square_C - off_C.square()).clamp_min(0)
+    norm.running_mean.copy_(near_C.double() + off_C)
     norm.running_var.copy_(var_C)
     if norm.affine:
-        both_C = torch.stack(
-            [(z * y).sum(over, dtype=torch.float64) for z, y in zip(centred, wanted, strict=True)]
-        ).sum(0)
-        norm.weight.copy_(both_C / count / (var_C + norm.eps).sqrt())
-        norm.bias.copy_(torch.stack([y.sum(over, dtype=torch.float64) for y in wanted]).sum(0) / count)
+        norm.weight.copy_((both_C - off_C * wanted_C) / (var_C + norm.eps).sqrt())
+        norm.bias.copy_(wanted_C)

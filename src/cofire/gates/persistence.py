@@ -12,9 +12,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from cofire.backbones import Backbone, create_backbone
 from cofire.errors import CofireError, ConfigError, FileError
-from cofire.files.atomic import MODEL_FORMAT, read_json, read_tensors, write_model
+from cofire.files.atomic import read_json
 from cofire.files.card import Card
 from cofire.files.strict import structure, unstructure
+from cofire.files.tensors import MODEL_FORMAT, read_tensors, write_model
 from cofire.gates.base import GateConfig, gate_types
 from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.plugins import lookup

@@ -110,7 +110,7 @@ def expected_macs(
     found = {}
     for name, site in _named(graph, shares).items():
         mask = mask_of(site, shares[name], site_size(graph, site))
-        found[name] = _Switched(mask.chance(site.filters), mask.positions)
+        found[name] = _switched(site, mask.chance(site.filters), mask.positions)
     active = _active(graph, found)
     layers = _layer_macs(graph, active, live_inputs(graph, active.outs, active.like))
     return torch.stack(list(layers.values())).sum(0)
@@ -132,10 +132,14 @@ def _named(graph: Graph, masks: Mapping[str, object]) -> dict[str, Site]:
 
 @dataclass(frozen=True)
 class _Switched(Generic[L]):
-    """What a site lets through, and at how many positions its convs run where that is not all or none of them."""
+    """What a site lets through, and at how many positions its convs run where that is not all or none of them.
+
+    The first ``partial`` input channels of each of a conv's groups are added up at every position all the same.
+    """
 
     live: L
     positions_BO: Tensor | None
+    partial: int
 
 
 @dataclass(frozen=True)
@@ -151,10 +155,15 @@ def _as_live(graph: Graph, site: Site, mask: AbstractMask | Tensor | Live) -> _S
     if isinstance(mask, Live):
         if site.kind != FilterMask.kind:
             raise ConfigError(f"site {site.name!r} takes masks of {site.kind}, got several of filters at once")
-        return _Switched(mask, None)
+        return _switched(site, mask, None)
     found = mask_of(site, mask, site_size(graph, site))
     binary = type(found)(found.bits)
-    return _Switched(binary.live(site.filters), binary.positions)
+    return _switched(site, binary.live(site.filters), binary.positions)
+
+
+def _switched(site: Site, live: L, positions_BO: Tensor | None) -> _Switched[L]:
+    through = live.one(True).expand(site.filters) if site.partial else live  # partial sums stay where a mask is off
+    return _Switched(through, positions_BO, site.partial)
 
 
 def _active(graph: Graph, switched: Mapping[str, _Switched[L]]) -> _Active[L]:
@@ -168,7 +177,7 @@ def _active(graph: Graph, switched: Mapping[str, _Switched[L]]) -> _Active[L]:
         site = sites[name]
         for conv in site.convs:
             live = part.live if site.kind != "block" else part.live.like(part.live.table_BC[:, :1])
-            convs[conv] = _Switched(live.expand(_conv(graph, conv).out_channels), part.positions_BO)
+            convs[conv] = _Switched(live.expand(_conv(graph, conv).out_channels), part.positions_BO, part.partial)
         if site.kind == "filters":
             outs |= {unit.out: part.live for unit in site.units}
         outs[site.out] = part.live
@@ -196,8 +205,11 @@ def _macs(live: L, switched: _Switched[L] | None, conv: Conv) -> Tensor:
         return _num_pairs(live, None if switched is None else switched.live, conv) * conv.macs_per_pair
     filters, taps = conv.out_channels, conv.macs_per_pair // conv.positions
     at_BO = switched.positions_BO.expand(-1, filters)
-    inputs_BG = live.split(conv.groups).count.view(-1, conv.groups)
-    pairs_BG: Tensor = inputs_BG * at_BO.unflatten(1, (conv.groups, -1)).sum(2)
+    inputs = live.split(conv.groups)
+    always_BG = inputs.like(inputs.table_BC[:, : switched.partial]).count.view(-1, conv.groups)
+    others_BG = inputs.count.view(-1, conv.groups) - always_BG
+    pairs_BG: Tensor = others_BG * at_BO.unflatten(1, (conv.groups, -1)).sum(2)
+    pairs_BG = pairs_BG + always_BG * (filters // conv.groups * conv.positions)
     return pairs_BG.sum(1) * taps
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cofire.errors import ConfigError
 from cofire.graph.live import Chance, Live
-from cofire.graph.units import Kind, Site
+from cofire.graph.units import MaskKind, Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +22,7 @@ class AbstractMask(ABC):
     """The mask of one site for one batch."""
 
     on: Tensor
-    kind: ClassVar[Kind]
+    kind: ClassVar[MaskKind]
 
     @property
     def bits(self) -> Tensor:
@@ -71,7 +71,7 @@ def _refused(site: Site, shape: str, on: Tensor) -> ConfigError:
 class FilterMask(AbstractMask):
     """Filters of a group that run: ``on`` is (B, O)."""
 
-    kind: ClassVar[Kind] = "filters"
+    kind: ClassVar[MaskKind] = "filters"
 
     def spread(self, y_BOHW: Tensor) -> Tensor:
         return self.on.to(y_BOHW.dtype).reshape(*self.on.shape, *[1] * (y_BOHW.ndim - 2))
@@ -94,7 +94,7 @@ class FilterMask(AbstractMask):
 class PixelMask(AbstractMask):
     """Positions of a unit's output that are computed: ``on`` is (B, 1, H, W) for all filters alike, or (B, O, H, W)."""
 
-    kind: ClassVar[Kind] = "pixels"
+    kind: ClassVar[MaskKind] = "pixels"
 
     def spread(self, y_BOHW: Tensor) -> Tensor:
         return self.on.to(y_BOHW.dtype)
@@ -124,7 +124,7 @@ class PixelMask(AbstractMask):
 class BlockMask(AbstractMask):
     """Residual branches that run: ``on`` is (B,)."""
 
-    kind: ClassVar[Kind] = "block"
+    kind: ClassVar[MaskKind] = "block"
 
     def spread(self, y_BOHW: Tensor) -> Tensor:
         return self.on.to(y_BOHW.dtype).reshape(-1, *[1] * (y_BOHW.ndim - 1))
@@ -142,7 +142,7 @@ class BlockMask(AbstractMask):
         return cls(on.reshape(-1))
 
 
-_KINDS: dict[Kind, type[AbstractMask]] = {mask.kind: mask for mask in (FilterMask, PixelMask, BlockMask)}
+_KINDS: dict[MaskKind, type[AbstractMask]] = {mask.kind: mask for mask in (FilterMask, PixelMask, BlockMask)}
 
 
 def mask_of(site: Site, mask: Tensor | AbstractMask, size: tuple[int, ...]) -> AbstractMask:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from torch import nn
@@ -18,7 +18,7 @@ from cofire.graph.graph import Graph
 from cofire.graph.ops import Op
 from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
 
-At = Literal["end", "norm"]
+At = Literal["end", "norm", "conv"]
 
 
 Filter = Callable[[Unit], bool]
@@ -37,7 +37,8 @@ def place(
     Args:
         filter_fn: called with each unit that could be gated; False leaves it open. A group is gated only if
             all of its units are.
-        at: a unit's output is masked at its ``end``, or behind its ``norm``, before the activation.
+        at: a unit's output is masked at its ``end``, behind its ``norm``, before the activation, or right behind its
+            ``conv``.
         head: MACs of what decides for a group: a group that cannot save as many is left open.
 
     Raises:
@@ -48,8 +49,9 @@ def place(
     units = _share_masks(graph, units, placement)
     units = _drop_costly_heads(units, placement, head)
     units = _chosen(units, filter_fn)
-    if at == "norm":
-        units = [dataclasses.replace(unit, out=_behind_norm(graph, unit).name) for unit in units]
+    if at != "end":
+        outs = [_behind_norm(graph, unit).name if at == "norm" else unit.conv for unit in units]
+        units = [dataclasses.replace(unit, out=out) for unit, out in zip(units, outs, strict=True)]
     groups = Units(units).groups
     ends = {members[-1].out: name for name, members in groups.items()}
     sites = [
@@ -68,12 +70,29 @@ def place(
     return dataclasses.replace(graph, units=Units(units), sites=tuple(sites))
 
 
+def explained(graph: Graph, why: Mapping[str, str]) -> Graph:
+    """``graph`` with words on groups of units, in place of what the rules say of them."""
+    units = [dataclasses.replace(unit, reason=why.get(unit.group, unit.reason)) for unit in graph.units]
+    return dataclasses.replace(graph, units=Units(units))
+
+
 def place_pixels(
-    graph: Graph, placement: Placement, filter_fn: Filter | None, head: Callable[[list[Unit]], int]
+    graph: Graph,
+    placement: Placement,
+    filter_fn: Filter | None,
+    head: Callable[[list[Unit]], int],
+    *,
+    at: At = "end",
+    partial: Callable[[Unit], int] = lambda unit: 0,
 ) -> Graph:
-    """``graph`` with a site for each unit, where positions of its output can be left out; arguments as in `place`."""
-    placed = place(graph, dataclasses.replace(placement, depthwise="separate"), filter_fn, head=head)
-    return dataclasses.replace(placed, sites=tuple(dataclasses.replace(s, kind="pixels") for s in placed.sites))
+    """``graph`` with a site for each unit, where positions of its output can be left out; arguments as in `place`.
+
+    Args:
+        partial: `Site.partial` of a unit.
+    """
+    placed = place(graph, dataclasses.replace(placement, depthwise="separate"), filter_fn, at=at, head=head)
+    sites = [dataclasses.replace(s, kind="pixels", partial=partial(s.units[0])) for s in placed.sites]
+    return dataclasses.replace(placed, sites=tuple(sites))
 
 
 def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:

@@ -37,10 +37,10 @@ class Unit:
     """Name of the unit whose gate decides; units of one group share one mask."""
     gated: bool
     reason: str
-    """Why it is not gated, in words a user understands; empty for a gated unit."""
+    """Why it is not gated, in words a user understands; of a gated unit, what is known of its gate, if anything."""
 
 
-Kind = Literal["filters", "pixels", "block"]
+MaskKind = Literal["filters", "pixels", "block"]
 """What a mask switches off: filters of units, positions of a unit's output, a residual branch as a whole."""
 
 
@@ -49,7 +49,7 @@ class Site:
     """A place where one decision is taken per sample: on the output of ``x``, masking the output of ``out``."""
 
     name: str
-    kind: Kind
+    kind: MaskKind
     x: str
     """Graph op whose output the decision is taken on."""
     first: str
@@ -62,6 +62,9 @@ class Site:
     """The gated units it decides for, in execution order."""
     after: str | None = None
     """The site whose masked output is this one's ``x``, if there is one."""
+    partial: int = 0
+    """Of pixels: so many input channels, the first of each of the conv's groups, are added up at every position, and
+    the others where the mask is on. 0: where it is off nothing is computed."""
 
     @property
     def filters(self) -> int:
@@ -114,6 +117,7 @@ class Units(tuple[Unit, ...]):
             filters = f"{unit.in_channels} -> {unit.out_channels}" + (f" /{unit.groups}" if unit.groups > 1 else "")
             sizes = ("x".join(map(str, unit.kernel_size)), "x".join(map(str, unit.out_size)))
             own = "own" if unit.group == unit.name else f"of {unit.group}"
+            own += f": {unit.reason}" if unit.reason else ""
             table.add_row(
                 unit.name,
                 filters,

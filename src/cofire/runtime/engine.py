@@ -1,35 +1,36 @@
 """compile(model) -> Engine: a program on the native kernels; images in, outputs out, no PyTorch in between.
 
+A program is loaded and run with numpy alone; who compiles a model has PyTorch.
+
 Shapes: B images, O filters of a group.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
-from cofire.data.feeding import AnyLoader
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
-from cofire.runtime.lowering import lower
+from cofire.runtime.outline import native, outline, read_content
 from cofire.runtime.profile import Profile
-from cofire.runtime.program import Affine, Conv, Conv8, Program
-from cofire.runtime.program_file import native, read, to_bytes
-from cofire.runtime.quantized import Quantized, quantize
-from cofire.runtime.quantizing import precisions
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from cofire.data.feeding import AnyLoader
     from cofire.runtime import _native
+    from cofire.runtime.program import Program
 
 Masks = dict[str, NDArray[np.bool_]]
 Precision = Literal["float32", "int8"]
@@ -103,20 +104,40 @@ class Engine:
     Calls may come from several threads at once; ``last_masks``, ``last_macs`` and ``force`` are each thread's own.
     """
 
-    def __init__(self, program: Program, *, tuning: str = "", limits: Limits | None = None) -> None:
-        self.program = program
-        self._file = to_bytes(program)
+    def __init__(self, program: Program | bytes, *, tuning: str = "", limits: Limits | None = None) -> None:
+        """From a program, or the content of its file."""
+        if isinstance(program, bytes):
+            self._file = program
+        else:
+            self._file, self.program = _content(program), program
         self._native = _native_engine(self._file, tuning, limits or Limits())
-        self.threshold = program.threshold
-        self._groups = {group.name: group.filters for group in program.groups}
+        self._outline = outline(self._file)
+        self.threshold = self._outline.threshold
+        self._groups = self._outline.groups
         self._filters = sum(self._groups.values())
-        self._layers = {number: op.name for number, op in enumerate(program.ops) if isinstance(op, Conv | Conv8)}
         self._last = _Last()
+
+    @cached_property
+    def program(self) -> Program:
+        """What runs, op by op, with its weights; needs PyTorch."""
+        from cofire.runtime.program_file import from_bytes
+
+        return from_bytes(self._file)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
         """(C, H, W) of an image."""
-        return self.program.buffers[self.program.input]
+        return self._outline.input_shape
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of what the model says of one image."""
+        return self._outline.output_shape
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Group of filters that are decided on together -> how many they are."""
+        return dict(self._groups)
 
     @property
     def kernel(self) -> str:
@@ -128,19 +149,20 @@ class Engine:
         """The algorithm of each op, one word each, as found by timing when the engine was made."""
         return self._native.tuning
 
-    def __call__(self, x_BCHW: Any, threads: int = 1) -> Any:
+    def __call__(self, x_BCHW: Any, threads: int = 1, *, threshold: float | None = None) -> Any:
         """The model's output for a batch of images.
 
         Args:
             x_BCHW: float32 (B, C, H, W) on the CPU: a torch tensor, a numpy array, or anything with DLPack.
             threads: one image is split over threads, a batch gives each thread images of its own; at most as many
                 as the machine has cores are used.
+            threshold: of this call, in place of the engine's: filters with a logit above it run.
 
         Returns:
             A tensor for a tensor, else an array.
         """
-        output = self._run(self._images(x_BCHW), threads)
-        return torch.from_numpy(output) if isinstance(x_BCHW, Tensor) else output
+        output = self._run(self._images(x_BCHW), threads, threshold=threshold)
+        return sys.modules["torch"].from_numpy(output) if _is_tensor(x_BCHW) else output
 
     @property
     def last_masks(self) -> Masks:
@@ -154,7 +176,7 @@ class Engine:
         """Conv or linear layer -> MACs executed in this thread's last call, (B,), counted where the work is done."""
         if self._last.macs is None:
             raise ConfigError("last_macs needs a call first: engine(x)")
-        return {name: self._last.macs[:, number] for number, name in self._layers.items()}
+        return {name: self._last.macs[:, number] for number, name in self._outline.counted.items()}
 
     @contextmanager
     def force(self, masks: Mapping[str, Any], *, heads: bool = False) -> Iterator[None]:
@@ -186,14 +208,14 @@ class Engine:
     def profile(self, x_BCHW: Any, rounds: int = 10) -> Profile:
         """Time and MACs of each op, means over all images and ``rounds`` passes; one thread."""
         x = self._images(x_BCHW)
-        seconds = np.zeros(len(self.program.ops))
+        seconds = np.zeros(len(self._outline.ops))
         self._run(x, 1)
         for _ in range(rounds):
             self._run(x, 1, seconds=seconds)
         assert self._last.macs is not None
-        found = precisions(self.program)
+        found = self._outline.precisions
         return Profile(
-            names=[op.name for op in self.program.ops],
+            names=list(self._outline.ops),
             algorithms=self.tuning.split(),
             precisions=[precision for precision, _ in found],
             reasons=[reason for _, reason in found],
@@ -214,25 +236,26 @@ class Engine:
         threads: int,
         logits: NDArray[np.float32] | None = None,
         seconds: NDArray[np.float64] | None = None,
+        threshold: float | None = None,
     ) -> NDArray[np.float32]:
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, got {threads}")
         batch, last = len(x), self._last
-        output = np.empty((batch, *self.program.output_shape), np.float32)
+        output = np.empty((batch, *self.output_shape), np.float32)
         last.batch = batch
         last.masks = np.zeros(batch * self._filters, np.uint8)
-        last.macs = np.zeros((batch, len(self.program.ops)), np.int64)
+        last.macs = np.zeros((batch, len(self._outline.ops)), np.int64)
         forced, is_forced = last.forced.of(batch) if last.forced else (None, [])
         if batch:
-            how = (threads, float(self.threshold), last.heads)
+            how = (threads, float(self.threshold if threshold is None else threshold), last.heads)
             self._native.run(x, output, *how, last.masks, last.macs, logits, seconds, forced, is_forced)
         return output
 
     def _images(self, x_BCHW: Any) -> NDArray[np.float32]:
-        if isinstance(x_BCHW, Tensor):
+        if _is_tensor(x_BCHW):
             if x_BCHW.device.type != "cpu":
                 raise DataError(f"images must be on the CPU, got {x_BCHW.device}; pass x.cpu()")
-            x = x_BCHW.detach().numpy() if x_BCHW.dtype == torch.float32 else x_BCHW
+            x = x_BCHW.detach().numpy() if str(x_BCHW.dtype) == "torch.float32" else x_BCHW
         elif isinstance(x_BCHW, np.ndarray):
             x = x_BCHW
         elif hasattr(x_BCHW, "__dlpack__"):
@@ -250,7 +273,7 @@ class Engine:
     def _mask(self, name: str, mask: Any) -> NDArray[np.uint8]:
         if name not in self._groups:
             raise unknown("group", name, self._groups)
-        found = np.asarray(mask.detach().cpu() if isinstance(mask, Tensor) else mask)
+        found = np.asarray(mask.detach().cpu() if _is_tensor(mask) else mask)
         if found.ndim not in (1, 2) or found.shape[-1] != self._groups[name]:
             raise ConfigError(f"group {name!r}: mask must have shape (B, {self._groups[name]}), got {found.shape}")
         return np.atleast_2d(found > 0.5).astype(np.uint8)
@@ -285,6 +308,11 @@ def compile(
         CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
             more than the limits allow.
     """
+    from dataclasses import replace
+
+    from cofire.runtime.lowering import lower
+    from cofire.runtime.quantized import Quantized, quantize
+
     if precision not in get_args(Precision):
         raise unknown("precision", precision, get_args(Precision))
     if (precision == "int8") != (images is not None):
@@ -298,22 +326,7 @@ def compile(
         return Engine(replace(model.program, threshold=model.threshold), limits=limits)
     return Engine(lower(model, input_shape), limits=limits)
 
-
-def normalised(program: Program, mean: tuple[float, ...], std: tuple[float, ...]) -> Program:
-    """The program with ``(x - mean) / std`` as its first op, per channel: it takes pixels in [0, 1] then."""
-    first = Affine(
-        name="normalise",
-        src=(len(program.buffers),),
-        dst=program.input,
-        gate=None,
-        lift=True,
-        act="none",
-        slope=0.0,
-        scale=torch.tensor([1 / s for s in std]),
-        shift=torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]),
-    )
-    buffers = (*program.buffers, program.buffers[program.input])
-    return replace(program, input=len(program.buffers), buffers=buffers, ops=(first, *program.ops))
+    return Engine(lower(model, input_shape), limits=limits)
 
 
 def load_program(path: str | Path, *, limits: Limits | None = None) -> Engine:
@@ -329,22 +342,34 @@ def load_program(path: str | Path, *, limits: Limits | None = None) -> Engine:
         CompileError: it would cost more than the limits allow.
     """
     path = Path(path)
-    program, beside = read(path), _tuning_path(path)
+    content, beside = read_content(path), _tuning_path(path)
     try:
         machine, tuning = beside.read_text().splitlines()
         known = tuning if machine == _machine() else ""
     except (OSError, ValueError):
         known = ""
     try:
-        engine = Engine(program, tuning=known, limits=limits)
+        engine = Engine(content, tuning=known, limits=limits)
     except CompileError:
         if not known:
             raise
-        engine, known = Engine(program, limits=limits), ""  # the tuning is of another program
+        engine, known = Engine(content, limits=limits), ""  # the tuning is of another program
     if not known and not os.environ.get("COFIRE_KERNEL"):
         with suppress(FileError):  # a read-only folder: it is timed again next time
             write_text(beside, f"{_machine()}\n{engine.tuning}\n")
     return engine
+
+
+def _is_tensor(value: Any) -> bool:
+    """Of PyTorch: nobody has one where it was not imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _content(program: Program) -> bytes:
+    from cofire.runtime.program_file import to_bytes
+
+    return to_bytes(program)
 
 
 def _native_engine(file: bytes, tuning: str, limits: Limits) -> _native.Engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from cofire.gates.gating import GatedModel
 from cofire.graph.graph import Graph
 from cofire.graph.ops import Op as Call
 from cofire.graph.units import Site, Unit
-from cofire.runtime.program import Gate, Group, Head
+from cofire.runtime.building import Builder
+from cofire.runtime.program import Conv, Gate, Group, Head, Pool
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,14 @@ class LoweredGates:
         of_call: call -> gate: on every call from a unit's conv to its end, with the head on a group's first conv.
         shifts: call behind which filters are rescaled -> what is added then, (O,).
         looks: call whose head reads what a module makes of the image -> that module.
+        choices: call whose head reads what another head chooses -> the gate with that one.
     """
 
     groups: list[Group] = field(default_factory=list)
     of_call: dict[str, Gate] = field(default_factory=dict)
     shifts: dict[str, Tensor] = field(default_factory=dict)
     looks: dict[str, nn.Module] = field(default_factory=dict)
+    choices: dict[str, Gate] = field(default_factory=dict)
 
     def add(self, graph: Graph, name: str, units: tuple[Unit, ...], head: LinearHead) -> None:
         """A group of units that ``head`` decides for."""
@@ -46,6 +50,9 @@ class LoweredGates:
             self.shifts[units[-1].out] = copied(head.shift)
         if head.source is not None:
             self.looks[first] = head.source
+        if head.choice is not None:
+            self.choices[first] = Gate(group=len(self.groups), head=_program_head(head.choice))
+            self.groups.append(Group(name=f"gates.{name}", filters=len(head.choice.weight)))
 
 
 def lower_gates(gated: GatedModel, graph: Graph) -> LoweredGates:
@@ -91,6 +98,20 @@ def _program_head(head: LinearHead) -> Head:
         top=head.top,
         scale=head.scale,
     )
+
+
+def after_choice(builder: Builder, gate: Gate, choice: Gate, buffer: int, name: str) -> Gate:
+    """The gate with a head that reads what ``choice`` chooses on a buffer: ones and zeros, by a conv without inputs."""
+    assert gate.head is not None
+    assert choice.head is not None
+    rows, channels = len(choice.head.weight), builder.buffers[buffer][0]
+    window: dict[str, Any] = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
+    one_pixel = {**window, "op": "avg", "include_pad": False, "adaptive": True}
+    plain = {**window, "groups": 1, "residual": False, "act": "none", "slope": 0.0}
+    weights = {"weight": torch.zeros(rows, channels, 1, 1), "bias": torch.ones(rows).double()}
+    pooled = builder.emit(Pool, f"{name}_mean", (buffer,), (channels,), **one_pixel)
+    chosen = builder.emit(Conv, f"gates.{name}", (pooled,), (rows,), choice, **plain, **weights)
+    return dataclasses.replace(gate, head=dataclasses.replace(gate.head, src=chosen))
 
 
 def copied(weight: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ Shapes: B images, C channels, O filters.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
 from math import ceil, floor, prod
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from cofire.runtime.program import (
     Conv8,
     Dequantize,
     Flatten,
+    Gate,
     Head,
     Move,
     Mul,
@@ -36,7 +38,6 @@ from cofire.runtime.program import (
     Quant,
     Quantize,
     Rescale,
-    kind_of,
 )
 
 Masks = Mapping[str, Tensor]
@@ -101,7 +102,7 @@ def trace(
     quants = {quant.buffer: quant for quant in program.quants}
     buffers = {program.input: Value(x, torch.ones(x.shape[:2], dtype=torch.bool))}
     done = Trace(x, {}, {}, {}, {}, {})
-    for op in program.ops:
+    for op in map(_normal, program.ops):
         residual_in_place = isinstance(op, Conv) and op.residual and op.dst == op.src[1]
         assert op.dst not in buffers or residual_in_place, f"{op.name} overwrites buffer {op.dst}"
         mask = _mask(program, op, buffers, limit, forced or {}, (forced or {}) if unscaled is None else unscaled, done)
@@ -128,6 +129,18 @@ def trace(
         buffers[op.dst] = done.values[op.name] = _poisoned(value)
     out = _read(buffers[program.output]).data.reshape(len(x), *program.output_shape)
     return done._replace(out=out)
+
+
+def _normal(part: Any) -> Any:
+    """An op, a gate or a head whose weights below float32's normal range are zero, which is what they count as."""
+    changed: dict[str, Any] = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            changed[field.name] = value.masked_fill(value.abs() < torch.finfo(torch.float32).tiny, 0)
+        elif isinstance(value, Gate | Head):
+            changed[field.name] = _normal(value)
+    return replace(part, **changed)
 
 
 def _read(value: Value) -> Value:
@@ -231,10 +244,12 @@ def _conv(
     assert weight.shape == (shape[0], x.shape[1] // op.groups, *op.kernel)
     top, left, bottom, right = op.padding
     padded = F.pad(x, (left, right, top, bottom))
-    y = F.conv2d(padded, weight, bias, op.stride, 0, op.dilation, op.groups)
+    y = F.conv2d(padded, weight, None, op.stride, 0, op.dilation, op.groups)
+    added = bias[None]
     if op.shift is not None:
         assert factor is not None
-        y = y * factor[:, :, None, None] + op.shift.to(x.dtype)[:, None, None]
+        y, added = y * factor[:, :, None, None], factor * bias + op.shift.to(x.dtype)
+    y = y + added[:, :, None, None]
     live = torch.ones(y.shape[:2], dtype=torch.bool) if mask is None else mask
     if op.residual:
         assert _keeps_zero(op), "a residual is fused only with activations that leave zero at zero"
@@ -379,9 +394,3 @@ _OPS: dict[type[Op], Any] = {
     Flatten: _flatten,
     Dequantize: _dequantize,
 }
-
-
-def counts(program: Program) -> dict[str, int]:
-    """Kind -> how many ops of it there are."""
-    kinds = [kind_of(op) for op in program.ops]
-    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}

@@ -19,7 +19,7 @@ from cofire.graph.walk import Walk
 from cofire.runtime.building import ArrangementError, Builder
 from cofire.runtime.elementwise import Bend, Scaling, recognised
 from cofire.runtime.folding import folded
-from cofire.runtime.gates import LoweredGates, copied, lower_gates
+from cofire.runtime.gates import LoweredGates, after_choice, copied, lower_gates
 from cofire.runtime.program import Activation, Add, Affine, Conv, Group, Mul, Pool, Program, Rescale
 from cofire.runtime.windows import CONV, arguments, conv_window, own_padding, pool_window
 
@@ -76,6 +76,7 @@ class _Lowering(Walk):
         self.extra_traceback = False  # our errors name the call themselves
         self.calls = {call.name: call for call in graph.ops}
         self.gates, self.shifts, self.looks = dict(gates.of_call), gates.shifts, gates.looks
+        self.choices = gates.choices
         own = "" if inside is None else "gates."  # apart from the network's layers, whatever those are called
         self.layers = {op.name: own + name for name, op in graph.layers.items()}
         self.builder: Builder = Builder(set(self.layers.values())) if inside is None else inside.builder
@@ -240,6 +241,9 @@ class _Lowering(Walk):
     def _emit_conv(
         self, n: fx.Node, call: Call, buffer: int, weight: Tensor, bias: Tensor | None, **window: Any
     ) -> int:
+        if n.name in self.choices:
+            choice = self.choices[n.name]
+            self.gates[n.name] = after_choice(self.builder, self.gates[n.name], choice, buffer, self.layers[n.name])
         return self.builder.emit(
             Conv,
             self.layers[n.name],

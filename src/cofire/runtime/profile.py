@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from cofire.text import rendered
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,13 @@ class Profile:
     macs: list[int]
 
     def __str__(self) -> str:
+        from cofire.text import rendered
+
         return rendered(self.__rich__())
 
     def __rich__(self) -> Table:
+        from rich.table import Table
+
         table = Table(title=f"{sum(self.milliseconds):.3f} ms, {sum(self.macs):,} MACs", title_justify="left")
         table.add_column("op")
         table.add_column("algorithm")

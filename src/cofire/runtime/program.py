@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+import torch
 from rich.table import Table
 from torch import Tensor
 
@@ -83,7 +84,7 @@ class Op:
 class Conv(Op):
     """act(conv(src0) + bias [+ src1]); padding is (top, left, bottom, right).
 
-    With a ``shift``: act(factor * (conv(src0) + bias) + shift [+ src1]), by the factors of its gate's group.
+    With a ``shift``: act(factor * conv(src0) + (factor * bias + shift) [+ src1]), by the factors of its gate's group.
     """
 
     kernel: Pair
@@ -271,3 +272,20 @@ class Program:
 
     def _gate(self, op: Op) -> str | None:
         return None if op.gate is None else self.groups[op.gate.group].name
+
+
+def normalised(program: Program, mean: tuple[float, ...], std: tuple[float, ...]) -> Program:
+    """The program with ``(x - mean) / std`` as its first op, per channel: it takes pixels in [0, 1] then."""
+    first = Affine(
+        name="normalise",
+        src=(len(program.buffers),),
+        dst=program.input,
+        gate=None,
+        lift=True,
+        act="none",
+        slope=0.0,
+        scale=torch.tensor([1 / s for s in std]),
+        shift=torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]),
+    )
+    buffers = (*program.buffers, program.buffers[program.input])
+    return replace(program, input=len(program.buffers), buffers=buffers, ops=(first, *program.ops))

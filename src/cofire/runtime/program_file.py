@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cofire.errors import CompileError, ConfigError, FileError
+from cofire.errors import ConfigError
 from cofire.files.atomic import write_atomically
 from cofire.files.strict import structure
+from cofire.runtime.outline import KEY, check, read_content, read_table
 from cofire.runtime.program import KINDS, Head, Op, Program, kind_of
 
 VERSION = 3
-_KEY = "cofire.program"
 _TYPES = {torch.float32: ("F32", "<f4"), torch.int8: ("I8", "i1"), torch.int32: ("I32", "<i4")}
 _COMMON = {field.name for field in fields(Op)}
 
@@ -60,7 +60,7 @@ def to_bytes(program: Program) -> bytes:
         description = json.dumps(table, allow_nan=False)
     except ValueError as error:
         raise ConfigError("threshold and slopes must be finite numbers") from error
-    header: dict[str, Any] = {"__metadata__": {_KEY: description}}
+    header: dict[str, Any] = {"__metadata__": {KEY: description}}
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
@@ -76,15 +76,7 @@ def read(path: str | Path) -> Program:
     Raises:
         FileError: missing, truncated, damaged, of a newer version, or not a program.
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"{path} cannot be read: {error}") from error
-    try:
-        return from_bytes(content)
-    except ConfigError as error:
-        raise FileError(f"{path} is not a program that this cofire can run: {error}") from error
+    return _program(read_content(Path(path)))
 
 
 def from_bytes(content: bytes) -> Program:
@@ -96,33 +88,16 @@ def from_bytes(content: bytes) -> Program:
         ConfigError: it is not a program.
         CompileError: the native engine was not built.
     """
-    try:
-        native().check(content)
-    except RuntimeError as error:
-        raise ConfigError(str(error)) from error
-    start = 8 + int.from_bytes(content[:8], "little")
-    entries = json.loads(content[8:start])
-    table = json.loads(entries.pop("__metadata__")[_KEY])
+    check(content)
+    return _program(content)
+
+
+def _program(content: bytes) -> Program:
+    table, entries, start = read_table(content)
     tensors = {name: _tensor(entry, content, start) for name, entry in entries.items()}
     ops = tuple(_op(op, tensors) for op in table.pop("ops"))
     del table["version"], table["sha256"]
     return structure(Program, {**table, "ops": ops}, "program")
-
-
-def native() -> Any:
-    """The compiled module.
-
-    Raises:
-        CompileError: it was not built.
-    """
-    try:
-        from cofire.runtime import _native
-    except ImportError as error:
-        raise CompileError(
-            "the native engine was not built: install a C++ compiler (gcc 12 or newer, clang 15 or newer) and the "
-            "Python headers, then install cofire again"
-        ) from error
-    return _native
 
 
 def _tensor(entry: Mapping[str, Any], content: bytes, start: int) -> Tensor:

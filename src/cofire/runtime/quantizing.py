@@ -30,7 +30,6 @@ from cofire.runtime.program import (
     Program,
     Quant,
     Quantize,
-    kind_of,
 )
 from cofire.runtime.ranges import SCALES, Ranges, as_float32
 
@@ -43,26 +42,9 @@ def quantized_program(program: Program, images: Iterable[Tensor], keep: Collecti
     return _Quantizer(_one_op_per_buffer(program), images, keep).run()
 
 
-def why_float32(op: Op) -> str | None:
-    """Why an op cannot compute in int8; None for those that can."""
-    if isinstance(op, Conv):
-        if op.act not in _CLAMPS:
-            return f"activation {op.act}"
-        return None if op.shift is None else "its filters are rescaled"
-    return None if _passes(op) or _averages(op) else f"{kind_of(op)} has no int8 form"
-
-
-def precisions(program: Program) -> list[tuple[str, str]]:
-    """Of each op, ``int8`` or ``float32``; and why it is the latter in a quantised program, else an empty text."""
-    u8 = {quant.buffer for quant in program.quants}
-    found = []
-    for op in program.ops:
-        if u8 & {*op.src, op.dst}:
-            found.append(("int8", ""))
-        else:
-            kept = "as asked" if isinstance(op, Conv) else "between float32"
-            found.append(("float32", (why_float32(op) or kept) if u8 else ""))
-    return found
+def _is_conv(op: Op) -> bool:
+    """Whether an op is a conv that integers can compute: all that follows its sum is a clamp."""
+    return isinstance(op, Conv) and op.act in _CLAMPS and op.shift is None
 
 
 def _passes(op: Op) -> bool:
@@ -93,7 +75,7 @@ def _chosen(program: Program, keep: Collection[str]) -> tuple[set[int], set[int]
 
     What only passes numbers on does so in int8 where its output is wanted so.
     """
-    able = {op.dst for op in program.ops if op.name not in keep and why_float32(op) is None and not _averages(op)}
+    able = {op.dst for op in program.ops if op.name not in keep and (_is_conv(op) or _passes(op))}
     eights: set[int] = set()
     wanted: set[int] = set()
     for op in reversed(program.ops):

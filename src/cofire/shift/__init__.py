@@ -6,9 +6,12 @@ from cofire.shift.drift import Drift, drift
 from cofire.shift.loading import ShiftedLoader
 from cofire.shift.measure import shift
 from cofire.shift.plot import plot
-from cofire.shift.results import Point, Shift
+from cofire.shift.results import AtSeverity, Shift
+
+Point = AtSeverity  # its name in 0.1
 
 __all__ = [
+    "AtSeverity",
     "Corruption",
     "Drift",
     "Pictures",

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Group
 
 from cofire.analysis.drawing import check_format, write_figure
 from cofire.errors import ConfigError
 from cofire.files.atomic import write_json
+from cofire.shell import AsJson, show
 from cofire.shift.corruptions import corruption, list_corruptions
 from cofire.shift.measure import PAPER
 from cofire.shift.plot import plot as draw
@@ -37,21 +38,18 @@ def shift(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of what is random.")] = 0,
     classes: Annotated[bool, typer.Option("--classes", help="Also each class, at the highest severities.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Write everything to this file.")] = None,
+    out_file: Annotated[Path | None, typer.Option("--out", help="Write everything to this file, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw Brier score and top-1 by severity: .svg, .png, .pdf.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Test images get worse: accuracy, calibration, cost and masks of runs under blur, noise and more."""
     plan = dict(map(_severities, corruptions or PAPER))
     if plot is not None:
         check_format(plot)  # raises now, not after the measuring
-    result, as_json = shift_runs([run, *(compare or ())], plan, images=images, seed=seed)
-    out = Console()
-    out.print(result, markup=False)
-    if classes:
-        for name in plan:
-            out.print(result.per_class(name), markup=False)
-    if json is not None:
-        write_json(json, as_json)
+    result, table = shift_runs([run, *(compare or ())], plan, images=images, seed=seed)
+    if out_file is not None:
+        write_json(out_file, table)
+    show(as_json, table, Group(result, *(result.per_class(name) for name in plan if classes)))
     if plot is not None:
         write_figure(draw(result), plot)
 

@@ -24,7 +24,7 @@ from cofire.shift.calibration import brier, calibration_error
 from cofire.shift.corruptions import Corruption, corruption
 from cofire.shift.drift import drift
 from cofire.shift.loading import ShiftedLoader
-from cofire.shift.results import Point, Shift
+from cofire.shift.results import AtSeverity, Shift
 
 PAPER = ("blur", "noise")
 """The corruptions of the paper."""
@@ -68,8 +68,8 @@ def shift(
             bar.update(task, description=f"{text}: {what}")
             return _measured(model, what, loader, whole, bins, lambda: bar.advance(task))
 
-        clean: dict[str, Point] = {}
-        points: dict[str, dict[str, tuple[Point, ...]]] = {kind.name: {} for kind in plan}
+        clean: dict[str, AtSeverity] = {}
+        points: dict[str, dict[str, tuple[AtSeverity, ...]]] = {kind.name: {} for kind in plan}
         for name, model in models.items():
             whole = (dense_macs or {}).get(name)
             reference = measure(model, f"{name}, clean", images.loader(batch_size), whole)
@@ -133,9 +133,9 @@ class _Measured:
     bits: dict[str, Bits]
     filters: dict[str, int]
 
-    def point(self, severity: float, clean: _Measured) -> Point:
+    def point(self, severity: float, clean: _Measured) -> AtSeverity:
         moved = drift(clean.bits, self.bits, self.filters) if self.bits else None
-        return Point(severity=severity, brier=self.brier, ece=self.ece, report=self.report, drift=moved)
+        return AtSeverity(severity=severity, brier=self.brier, ece=self.ece, report=self.report, drift=moved)
 
 
 def _measured(

@@ -13,7 +13,7 @@ PUBLISHED = ("dense", "FTWT", "Taylor", "uniform")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperRow:
+class PaperShiftRow:
     """Brier scores at one severity; ``ftwt`` has the softmax."""
 
     severity: float
@@ -30,7 +30,7 @@ class PaperRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paper:
+class PaperShift:
     """What the paper measured.
 
     Args:
@@ -43,15 +43,15 @@ class Paper:
     data: str
     flops_saved: float
     recipes: dict[Budget, tuple[str, ...]]
-    brier: dict[str, tuple[PaperRow, ...]]
+    brier: dict[str, tuple[PaperShiftRow, ...]]
 
-    def rows(self, data: str, corruption: str) -> dict[float, PaperRow]:
+    def rows(self, data: str, corruption: str) -> dict[float, PaperShiftRow]:
         """Severity -> row for images of a set; empty where the paper has none for that set."""
         same = data.split()[:1] == [self.data]  # sets are called "cifar10 test"
         return {row.severity: row for row in self.brier.get(corruption, ())} if same else {}
 
 
 @cache
-def paper() -> Paper:
+def paper_shift() -> PaperShift:
     """The paper's numbers."""
-    return structure(Paper, read_paper()["shift"], "paper.toml [shift]")
+    return structure(PaperShift, read_paper()["shift"], "paper.toml [shift]")

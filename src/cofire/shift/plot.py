@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cofire.analysis.drawing import COLOURS, MARKERS, new_figure, styled, tip
-from cofire.shift.results import Point, Shift
+from cofire.shift.results import AtSeverity, Shift
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +37,6 @@ def plot(result: Shift) -> Figure:
     return figure
 
 
-def _line(clean: Point, points: tuple[Point, ...]) -> list[Point]:
+def _line(clean: AtSeverity, points: tuple[AtSeverity, ...]) -> list[AtSeverity]:
     """The points by rising severity, the clean one first."""
     return [clean, *sorted((point for point in points if point.severity), key=lambda point: point.severity)]

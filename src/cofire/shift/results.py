@@ -14,12 +14,12 @@ from cofire.evaluation import Report
 from cofire.files.strict import structure
 from cofire.graph.cost import COLUMNS
 from cofire.shift.drift import Drift
-from cofire.shift.paper import PUBLISHED, paper
+from cofire.shift.paper import PUBLISHED, paper_shift
 from cofire.text import Grid, rendered
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class AtSeverity:
     """One model on all images at one severity.
 
     Args:
@@ -43,7 +43,7 @@ class Point:
         return own | self.report.to_json()
 
     @classmethod
-    def from_json(cls, table: Mapping[str, Any]) -> Point:
+    def from_json(cls, table: Mapping[str, Any]) -> AtSeverity:
         """What `to_json` wrote."""
         own = {field.name for field in dataclasses.fields(cls)}
         mine = {name: value for name, value in table.items() if name in own}
@@ -74,8 +74,8 @@ class Shift:
     bins: int
     units: dict[str, str]
     softmax: dict[str, bool]
-    clean: dict[str, Point]
-    points: dict[str, dict[str, tuple[Point, ...]]]
+    clean: dict[str, AtSeverity]
+    points: dict[str, dict[str, tuple[AtSeverity, ...]]]
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -96,7 +96,7 @@ class Shift:
                 name: {
                     "unit": self.units[name],
                     "models": {model: [point.to_json() for point in points] for model, points in by_model.items()},
-                    "paper": [dataclasses.asdict(row) for row in paper().rows(self.data, name).values()],
+                    "paper": [dataclasses.asdict(row) for row in paper_shift().rows(self.data, name).values()],
                 }
                 for name, by_model in self.points.items()
             },
@@ -114,9 +114,9 @@ class Shift:
             bins=table["bins"],
             units={name: part["unit"] for name, part in corruptions.items()},
             softmax=table["softmax"],
-            clean={model: Point.from_json(point) for model, point in table["clean"].items()},
+            clean={model: AtSeverity.from_json(point) for model, point in table["clean"].items()},
             points={
-                name: {model: tuple(map(Point.from_json, points)) for model, points in part["models"].items()}
+                name: {model: tuple(map(AtSeverity.from_json, points)) for model, points in part["models"].items()}
                 for name, part in corruptions.items()
             },
         )
@@ -148,7 +148,7 @@ class Shift:
 
     def _brier(self, name: str) -> Grid:
         """The paper's form: a row for each severity, a column for each model; the paper's own beside."""
-        known = paper().rows(self.data, name)
+        known = paper_shift().rows(self.data, name)
         published = PUBLISHED if known else ()
         rows = []
         for points in zip(*self.points[name].values(), strict=True):
@@ -156,7 +156,7 @@ class Shift:
             row = known.get(severity)
             theirs = row.published if row else (None,) * len(published)
             rows.append([f"{severity:g}", *(f"{point.brier:.3f}" for point in points), *map(_published, theirs)])
-        note = f"; the paper's are of {paper().network}" if known else ""
+        note = f"; the paper's are of {paper_shift().network}" if known else ""
         return Grid(
             title=f"{name}: Brier score, 0 to 2, by severity: {self.units[name]}{note}",
             names=["severity"],
@@ -201,7 +201,7 @@ class Shift:
             heads += [name, "with", "without"]
             columns.append([f"{severity:g}" for severity in severities])
             columns += [[f"{point.brier:.3f}" for point in by_model[model]] for model in pair]
-            if rows := paper().rows(self.data, name):
+            if rows := paper_shift().rows(self.data, name):
                 heads += ["paper: with", "paper: without"]
                 found = [rows.get(severity) for severity in severities]
                 columns.append([_published(row.ftwt if row else None) for row in found])

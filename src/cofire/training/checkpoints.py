@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import FileError
-from cofire.files.atomic import read_tensors, write_tensors
+from cofire.files.tensors import read_tensors, write_tensors
 from cofire.gates.persistence import fill
 
 logger = logging.getLogger("cofire")

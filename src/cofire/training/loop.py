@@ -27,8 +27,9 @@ from cofire.data.feeding import AnyLoader, checked, num_batches
 from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
-from cofire.files.atomic import read_json, read_tensors, write_json, write_tensors
+from cofire.files.atomic import read_json, write_json
 from cofire.files.strict import same_run, unstructure
+from cofire.files.tensors import read_tensors, write_tensors
 from cofire.gates.gating import GatedModel, describe_backbone, gated_parts, has_gates, mask_loss, num_filters
 from cofire.gates.losses import distillation
 from cofire.gates.persistence import fill

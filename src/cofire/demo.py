@@ -16,12 +16,18 @@ from rich.table import Table
 from cofire.evaluation import bar
 from cofire.experiments.provenance import provenance
 from cofire.experiments.recipes import read_experiment
-from cofire.experiments.runs import estimate_experiment, solve_experiment, train_experiment
+from cofire.experiments.runs import estimate_experiment, read_sets, solve_experiment, train_experiment
 from cofire.files.atomic import write_json
+from cofire.gates.persistence import load
 from cofire.graph.cost import COLUMNS
+from cofire.runtime.engine import compile
+from cofire.speedup.measure import timed
+from cofire.speedup.whole import DENSE as DENSE_ENGINE
+from cofire.speedup.whole import GATED as GATED_ENGINE
 from cofire.text import percent
 
-DENSE, GATED = (Path(__file__).parent / f"demo_{kind}.toml" for kind in ("dense", "gated"))
+DENSE, GATED = (Path(__file__).parent / "experiments" / f"demo_{kind}.toml" for kind in ("dense", "gated"))
+_TIMED = 8  # images
 _SHOWN_RATIOS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 
 
@@ -46,10 +52,13 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
     solution = solve_experiment(gated, macs=0.5)
     say(f"   {solution}\n")
 
-    say("[bold]4. Gate it and train on[/bold]: backbone and heads together")
+    say("[bold]4. Gate it and train on[/bold]: backbone and heads together; then the threshold for half the MACs")
     ratio = solution.config.ratio
     chosen = read_experiment(GATED, [f"backbone.weights={out / 'dense'}", f"gate.ratio={ratio!r}"])
     after = train_experiment(chosen, out / "gated")
+    models = {kind: load(out / kind) for kind in ("dense", "gated")}
+    engines = {DENSE_ENGINE: compile(models["dense"]), GATED_ENGINE: compile(models["gated"])}
+    pictures = [read_sets(dense).test.loader(_TIMED).batches(0).__next__()[0]]
     result = {
         "provenance": provenance(),
         "ratio": ratio,
@@ -57,10 +66,13 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
         "cascade": solution.cascade,
         "dense": before["test"],
         "gated": after["test"],
+        "milliseconds": timed(engines, models["dense"], pictures),
         "seconds": time.perf_counter() - began,
     }
     write_json(out / "result.json", result)
     say(_comparison(before["test"], after["test"]))
+    told = ", ".join(f"{name} {ms:.3f} ms" for name, ms in result["milliseconds"].items())
+    say(f"\n[bold]6. One image, one thread[/bold], by turns: {told}")
     say(
         f"\nSaved: {out / 'gated'} (load it with cofire.load), {out / 'dense'}, {out / 'result.json'}; "
         f"{result['seconds']:.0f} s in all. Look closer: cofire report {out / 'gated'}"

@@ -1,10 +1,10 @@
-"""int8 beside float32 of the same model: accuracy on CIFAR-10's test set, and gate decisions that flip.
+"""int8 beside float32 of the same model: accuracy on all test images, and gate decisions that flip.
 
 Usage: python benchmarks/int8_accuracy.py [--network resnet20] [--macs 0.75 0.65] [--calibrate 256] [--exact 1000]
                                           [--json results/int8_accuracy_resnet20.json]
-Needs CIFAR-10 and the published weights of the network (``published:NAME_cifar10``). Gated models are those whose heads
-are fitted offline. The first ``--exact`` test images also run through the simulation in PyTorch, under the engine's
-masks, whose logits must be the engine's bit for bit.
+Needs the weights and pictures that ``offline_heads.py`` needs. Gated models are those whose heads are fitted offline.
+The first ``--exact`` test images also run through the simulation in PyTorch, under the engine's masks, whose logits must
+be the engine's bit for bit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from offline_heads import NETWORKS
 from torch import nn
 
 import cofire
@@ -25,15 +26,15 @@ from cofire.runtime.interpreter import trace
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--network", default="resnet20")
+    parser.add_argument("--network", choices=NETWORKS, default="resnet20")
     parser.add_argument("--macs", type=float, nargs="*", default=[0.75])
     parser.add_argument("--fit", type=int, default=4000, help="images that heads are fitted to")
     parser.add_argument("--calibrate", type=int, default=256, help="images that ranges are fitted to")
     parser.add_argument("--exact", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    model = cofire.create_backbone(args.network, weights=f"published:{args.network}_cifar10").eval()
-    train, test = cofire.data.cifar10()
+    model, (train, test) = NETWORKS[args.network]()
+    model.eval()
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
     calibration = train.take(order[: args.calibrate])
     rows: list[dict[str, Any]] = []
@@ -58,11 +59,12 @@ def main() -> None:
 
 def comparison(model: nn.Module, calibration: Any, test: Any, exact: int) -> dict[str, Any]:
     """Both engines on all test images, and the simulation on the first of them."""
-    quantized = cofire.quantize(model, calibration.loader(64), most=len(calibration))
-    engines = {"float32": cofire.compile(model), "int8": cofire.compile(quantized)}
+    batch = 250 if test.shape[1] < 100 else 25
+    quantized = cofire.quantize(model, calibration.loader(batch), most=len(calibration))
+    engines = {"float32": cofire.compile(model, test.shape), "int8": cofire.compile(quantized)}
     right, macs = dict.fromkeys(engines, 0), dict.fromkeys(engines, 0)
     same = flips = decisions = done = equal = 0
-    for x_BCHW, label_B in test.loader(250):
+    for x_BCHW, label_B in test.loader(batch):
         logits, masks = {}, {}
         for name, engine in engines.items():
             logits[name] = engine(x_BCHW)
@@ -84,7 +86,7 @@ def comparison(model: nn.Module, calibration: Any, test: Any, exact: int) -> dic
         "same class": same / done,
         "flips": flips / max(decisions, 1),
         "decisions": decisions,
-        "exact": f"{equal} of {min(-(-exact // 250) * 250, done)}",
+        "exact": f"{equal} of {min(-(-exact // batch) * batch, done)}",
         "float32 layers": [op.name for op in quantized.program.ops if type(op).__name__ == "Conv"],
     }
 

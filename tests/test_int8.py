@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import Net, conv, fc, images
+from safetensors.torch import load_file, save_file
 from small import tiny_gated, tiny_plain
 from test_kernels import KERNELS, with_kernel
 from test_random_programs import Maker
@@ -25,7 +26,7 @@ from cofire.runtime import interpreter
 from cofire.runtime.engine import Engine
 from cofire.runtime.outline import outline
 from cofire.runtime.program import Cat, Conv8, Flatten, Move, Op, Pool, Program, kind_of
-from cofire.runtime.program_file import from_bytes, read, to_bytes
+from cofire.runtime.program_file import from_bytes, read, to_bytes, write
 from cofire.runtime.quantizing import quantized_program
 
 _native = pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
@@ -200,6 +201,31 @@ def test_files_keep_every_bit(tmp_path: Path) -> None:
 
 
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]
+
+
+GOLDEN = Path(__file__).parent / "golden" / "int8"
+
+
+@pytest.mark.parametrize("kernel", ["ref", *KERNELS])
+def test_a_file_gives_what_it_gave(kernel: str) -> None:
+    """On every machine: integers do not depend on it. ``golden()`` made the files."""
+    stored = load_file(GOLDEN / "results.safetensors")
+    engine = with_kernel(kernel, read(GOLDEN / "gated.cofire"), "")
+    with engine.force({name.removeprefix("mask "): mask for name, mask in stored.items() if name.startswith("mask ")}):
+        assert torch.equal(engine(stored["x"]), stored["out"])
+
+
+def golden() -> None:
+    """Write the files, after an intended change of the definition; the commit says why."""
+    torch.manual_seed(0)
+    x = images(4, DIGITS)
+    program = quantize(tiny_gated().eval(), images(32, DIGITS, seed=5)).program
+    masks = {group.name: extreme_masks(Random(0), len(x), group.filters) for group in program.groups}
+    out = interpreter.trace(program, x, forced=masks).out
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    write(program, GOLDEN / "gated.cofire")
+    stored = {"x": x, "out": out, **{f"mask {name}": mask for name, mask in masks.items()}}
+    save_file(stored, GOLDEN / "results.safetensors")
 
 
 def changed(

@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill help demo test quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
+.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill cluster help demo test docs quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -22,7 +22,7 @@ help: ## list the targets
 demo: .venv/demo.stamp ## train and evaluate a small gated network, a few minutes on a CPU
 	$(BIN)/cofire demo
 
-test: lint types pytest wheel-check sanitize browser-if-there ## everything that has to pass before a commit
+test: lint types docs pytest wheel-check sanitize cluster browser-if-there ## everything that has to pass before a commit
 
 quick: .venv/dev.stamp ## the tests without the slow ones
 	$(BIN)/python -m pytest -q -m "not slow"
@@ -80,15 +80,21 @@ fuzz-python: .venv/fuzz.stamp ## Atheris on recipes, results, model folders, tun
 soak: .venv/dev.stamp ## a million images by eight callers; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py 1000000
 
-kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data preparation and compiling; minutes
+kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data preparation, compiling and comparing; minutes
 	rm -rf build/kill && mkdir -p build/kill
 	OMP_NUM_THREADS=1 $(BIN)/python tests/killing.py 24 build/kill
+
+cluster: .venv/cluster.stamp ## cofire compare on a local Ray cluster of two nodes, one of which is killed
+	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q tests/cluster/check_ray.py
 
 serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
 	$(BIN)/python tests/served.py 10000 16
 
-browser: .venv/browser.stamp ## the report page in headless Chromium; screenshots in build/browser; needs Debian's chromium
-	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py
+browser: .venv/browser.stamp docs ## report page and docs site in headless Chromium; screenshots in build/browser; needs Debian's chromium
+	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py tests/browser/check_docs.py
+
+docs: .venv/docs.stamp ## the docs site, into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 browser-if-there:
 	@if command -v chromium > /dev/null; then $(MAKE) browser; \
@@ -131,6 +137,16 @@ clean: ## remove everything that make made
 # What `make fuzz-python` adds.
 .venv/fuzz.stamp: .venv/dev.stamp
 	$(INSTALL) atheris
+	touch $@
+
+# What `make cluster` adds.
+.venv/cluster.stamp: .venv/dev.stamp
+	$(INSTALL) --no-build-isolation -e '.[cluster]'
+	touch $@
+
+# What `make docs` adds.
+.venv/docs.stamp: .venv/dev.stamp
+	$(INSTALL) --no-build-isolation -e '.[docs]'
 	touch $@
 
 # What `make browser` adds: Playwright without a browser of its own.

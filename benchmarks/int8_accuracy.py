@@ -3,8 +3,8 @@
 Usage: python benchmarks/int8_accuracy.py [--network resnet20] [--macs 0.75 0.65] [--calibrate 256] [--exact 1000]
                                           [--json results/int8_accuracy_resnet20.json]
 Needs the weights and pictures that ``offline_heads.py`` needs. Gated models are those whose heads are fitted offline.
-The first ``--exact`` test images also run through the simulation in PyTorch, under the engine's masks, whose logits must
-be the engine's bit for bit.
+The first ``--exact`` test images also run through the simulation in PyTorch, under the engine's masks, whose logits
+must be the engine's bit for bit.
 """
 
 from __future__ import annotations

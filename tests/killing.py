@@ -81,9 +81,25 @@ def compile(folder: Path) -> None:
     cofire.compile(model).save(folder / "model.cofire")
 
 
-TASKS: dict[str, Callable[[Path], None]] = {"train": train, "prune": prune, "prepare": prepare, "compile": compile}
+def compare(folder: Path) -> None:
+    """A soft method, whose callback is resumed, and one whose knob is searched; from a baseline beside the folder."""
+    dense = folder.with_name("dense")
+    _train(dense, "")
+    recipe = folder.with_name("compared.toml")
+    recipe.write_text(recipe.with_name("recipe.toml").read_text())
+    options = [f"backbone.weights={dense}", "train.epochs=1", "train.distill=0.5"]
+    cofire.compare([recipe], methods="SFP,FBS", out=folder, overrides=options, rounds=0)
+
+
+TASKS: dict[str, Callable[[Path], None]] = {
+    "train": train,
+    "prune": prune,
+    "prepare": prepare,
+    "compile": compile,
+    "compare": compare,
+}
 FUNCTIONS = {"write_bytes": Path, "replace": os, "fsync": os, "unlink": Path}
-VOLATILE = {"result.json", "log.jsonl", "model.cofire.tuning"}  # hold times
+VOLATILE = {"result.json", "log.jsonl", "model.cofire.tuning", "comparison.json"}  # hold times
 
 
 def content(folder: Path) -> dict[str, str]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 import typer.core
 from small import ROOT
 
-from cofire import cli
+from cofire import cli, evaluate
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```\s*$", re.M | re.S)
@@ -70,6 +71,18 @@ def unknown_options(words: list[str]) -> list[str]:
         command = command.commands[words.pop(0)]
     known |= {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts}
     return [word for word in (word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)) if word not in known]
+
+
+def test_the_twelve_lines_of_the_readme_meet_their_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    first = next(block for block in blocks((ROOT / "README.md").read_text()) if block.language == "python")
+    assert first.code.count("macs=0.5") == 2  # asked for
+    namespace: dict[str, Any] = {}
+    exec(first.code, namespace)
+    report = evaluate(namespace["gated"], namespace["train"].loader(200), text="")
+    assert 1 - report.reduction["executed+heads"] == pytest.approx(0.5, abs=0.005)
+    assert len([line for line in first.code.splitlines() if line]) == 12
 
 
 def test_a_method_of_ones_own_takes_less_than_40_lines() -> None:

@@ -11,7 +11,7 @@ from nets import Net, bn, conv, fc, gated_net, images
 from small import tiny_gated, tiny_plain
 from torch import Tensor, nn
 
-from cofire import create_backbone
+from cofire import FTWT, create_backbone, gate
 from cofire.errors import DataError, TraceError
 from cofire.export import folded, to_onnx
 
@@ -51,6 +51,25 @@ def test_a_gated_model_gives_the_same_logits_in_onnx_runtime(name: str, options:
     assert 0.1 < torch.cat([mask.flatten() for mask in gated.masks.values()]).float().mean() < 0.9
     path = to_onnx(gated, tmp_path / "gated.onnx")
     torch.testing.assert_close(run_onnx(path, x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet8_digits", "mobilenet_v2"])
+def test_the_k_largest_logits_and_fixed_filters_go_into_the_file(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason=NEEDS)
+    torch.manual_seed(0)
+    plain = create_backbone(name)
+    groups = gate(plain, FTWT()).gates.sites
+    half = {group: -(-site.filters // 2) for group, site in groups.items()}
+    fixed = {group: (0, 2) for group in list(groups)[::3]}
+    heads: Any = {"select": "top", "pool": "both", "softmax": False, "standardise": True}
+    gated = gate(plain, FTWT(signature=half, fixed=fixed, **heads)).eval()
+    path = to_onnx(gated, tmp_path / "gated.onnx")
+    for batch in (1, 4):
+        x = images(batch, plain.input_shape)
+        expected = logits(gated, x)
+        torch.testing.assert_close(run_onnx(path, x), expected, rtol=1e-4, atol=1e-5)
+    counts = {group: set(mask_BO.sum(1).tolist()) for group, mask_BO in gated.masks.items()}
+    assert counts == {group: {2} if group in fixed else {k} for group, k in half.items()}
 
 
 def test_the_threshold_goes_into_the_file(tmp_path: Path) -> None:

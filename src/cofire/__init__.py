@@ -174,6 +174,15 @@ The files, in the data's way; each imports only from files above it:
         report.py        tables and plots
         paper.py         the paper's latency table
         command.py       the bench's command line
+    comparison/
+        contenders.py    every registered method, and its experiment at a budget
+        jobs.py          one method, one seed, one folder
+        cluster.py       the same on Ray
+        timing.py        milliseconds of all in the engine
+        table.py         what was found, as a table and as JSON
+        plot.py          accuracy against MACs and milliseconds
+        compare.py       compare(recipes, methods, macs) -> Comparison
+        command.py       its command line
     speedup/
         models.py        a name on the command line -> a dense model and its card
         pictures.py      a folder or a NumPy file -> pictures as a model expects them
@@ -197,6 +206,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cofire.errors import (
+    BusyError,
     CofireError,
     CompileError,
     ConfigError,
@@ -225,9 +235,11 @@ __all__ = [
     "Backbone",
     "BlockDrop",
     "BlockMask",
+    "BusyError",
     "CGNet",
     "Card",
     "CofireError",
+    "Comparison",
     "CompileError",
     "ConfigError",
     "Cost",
@@ -264,6 +276,7 @@ __all__ = [
     "Units",
     "analysis",
     "calibrate",
+    "compare",
     "compile",
     "cost",
     "create_backbone",

@@ -17,6 +17,7 @@ from cofire.analysis.figures import trade_off
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
+from cofire.comparison.command import compare
 from cofire.completion import script, verbs
 from cofire.doctor import doctor
 from cofire.errors import ConfigError, unknown
@@ -215,6 +216,7 @@ app.command(name="bench")(bench)
 app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
+app.command(name="compare")(compare)
 app.command(name="serve")(serve)
 app.command(name="doctor")(doctor)
 app.command(name="speedup")(speedup)

@@ -34,6 +34,10 @@ class FileError(CofireError, ValueError):
     """A file is missing, truncated, damaged or not one of ours."""
 
 
+class BusyError(FileError):
+    """Another process is at work in a folder."""
+
+
 class TrainingError(CofireError, RuntimeError):
     """Training cannot go on: a loss or an activation is not finite, or another process has ended."""
 

@@ -22,6 +22,8 @@ GROUP = "cofire.plugins"
 """The entry points by which an installed package says that it has a plugin."""
 
 logger = logging.getLogger("cofire")
+loaded: list[Path] = []
+"""The files that were imported, for processes that are to know the same methods."""
 T = TypeVar("T")
 
 
@@ -46,6 +48,7 @@ def load_plugin(path: str | Path) -> None:
     except Exception as error:  # it is the user's own code
         del sys.modules[name]
         raise ConfigError(f"plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
+    loaded.append(path)
 
 
 @functools.cache

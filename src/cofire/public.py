@@ -9,6 +9,7 @@ from cofire.backbones import (
     register_backbone,
 )
 from cofire.calibrate import calibrate
+from cofire.comparison import Comparison, compare
 from cofire.estimate import Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.files.card import Card

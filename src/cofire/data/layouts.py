@@ -20,7 +20,7 @@ from cofire.data.shards import Picture, Shards, read_header, remove_shards, writ
 from cofire.data.stored import decoders
 from cofire.errors import ConfigError, DataError, FileError
 from cofire.extras import require
-from cofire.files.atomic import read_json, write_json
+from cofire.files.atomic import read_json, remove, write_json
 from cofire.files.lock import alone_in
 from cofire.progress import progress
 
@@ -96,7 +96,7 @@ def _prepare(origin: str | Path, home: Path, shorter: int, unreadable: Literal["
             for number, chunk in enumerate(part.chunks):
                 left_out = _left_out_before(home / name, number, chunk.key, shorter)
                 if left_out is None or (left_out and unreadable == "error"):
-                    (home / SUMMARY).unlink(missing_ok=True)
+                    remove(home / SUMMARY)
                     left_out = _write_chunk(home / name, number, chunk, shorter, unreadable)
                 skipped += left_out
                 bar.advance(task, chunk.n)

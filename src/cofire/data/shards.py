@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cofire.errors import FileError
-from cofire.files.atomic import write_atomically
+from cofire.files.atomic import remove, write_atomically
 from cofire.files.tensors import read_tensors, write_tensors
 
 _FORMAT = "cofire-shard/1"
@@ -40,7 +40,7 @@ def write_shard(folder: Path, number: int, pictures: Sequence[Picture], header: 
         header: JSON values that say what the shard was made of; `read_header` gives them back.
     """
     index, content = _paths(folder, number)
-    index.unlink(missing_ok=True)
+    remove(index)
     write_atomically(content, b"".join(picture.content for picture in pictures))
     tensors = {
         "end": torch.tensor([len(picture.content) for picture in pictures], dtype=torch.int64).cumsum(0),
@@ -64,7 +64,7 @@ def remove_shards(folder: Path, first: int) -> None:
     """Remove the shards from number ``first`` on, and what a killed writer left of one."""
     for path in sorted(folder.glob("[0-9]*"), reverse=True):  # of each shard the index before the pictures
         if int(path.stem) >= first:
-            path.unlink()
+            remove(path)
 
 
 @final

@@ -116,6 +116,8 @@ class Experiment:
         if self.signature is not None and not _takes_signature(self.gate):
             got = type(self.gate).__name__ if self.gate else "none"
             raise ConfigError(f"[signature] needs a [gate] of a method that takes a signature, got {got}")
+        if self.prune is not None and self.prune.soft and self.gate is not None:
+            raise ConfigError("[prune] soft = true prunes while the run trains; with a [gate], set soft = false")
         if self.budget is not None and self.gate is None:
             raise ConfigError("[budget] sets thresholds of gates: it needs a section [gate]; [prune] has its own macs")
         if self.train.distill and self.backbone.weights is None:

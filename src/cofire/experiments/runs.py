@@ -32,7 +32,7 @@ from cofire.gates.gating import GatedModel, describe_backbone, gate, num_filters
 from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
-from cofire.pruning import prune
+from cofire.pruning import SoftPruning, prune
 from cofire.runtime.classify import pixels_of
 from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
@@ -72,9 +72,14 @@ def read_sets(experiment: Experiment) -> Sets:
 def build_model(experiment: Experiment, sets: Sets) -> nn.Module:
     """The plain backbone with its weights, fresh ones drawn from the seed; pruned if the experiment says so."""
     model = _whole_model(experiment, sets)
-    if experiment.prune is None:
+    if experiment.prune is None or _soft(experiment):
         return model
     return prune(model, experiment.prune, _ranking_images(experiment, sets), input_shape=sets.train.shape)
+
+
+def _soft(experiment: Experiment) -> bool:
+    """Whether channels leave while the run trains, so that the model it begins with is the whole one."""
+    return experiment.prune is not None and experiment.prune.soft and experiment.train.epochs > 0
 
 
 def runs_root() -> Path:
@@ -247,7 +252,13 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
         write_json(table_path, table)
         estimated = _estimated(experiment, sets, out / "estimate.json")
     teacher = _whole_model(experiment, sets) if recipe.distill else None
-    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track)
+    soft = []
+    if _soft(experiment):
+        assert experiment.prune is not None
+        soft = [SoftPruning(model, experiment.prune, input_shape=sets.train.shape)]
+    fitted = fit(model, loader, recipe, val=val, teacher=teacher, out=out, track=track, callbacks=soft)
+    for pruning in soft:
+        model = pruning.cut(model, _ranking_images(experiment, sets))
     if main:
         meet_budget(model, experiment, sets)
         report = _tested(model, experiment, sets, "testing")

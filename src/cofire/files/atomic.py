@@ -33,6 +33,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise FileError(f"{path} cannot be written: {error}; it was left as it was") from error
 
 
+def remove(path: Path) -> None:
+    """Remove a file if it is there.
+
+    Raises:
+        FileError: the folder is read-only, ...
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(f"{path} cannot be removed: {error}") from error
+
+
 def write_text(path: Path, text: str) -> None:
     """``text`` as UTF-8, atomically."""
     write_atomically(path, text.encode())

@@ -92,11 +92,22 @@ class GateConfig(Placement):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
     foretold: ClassVar[bool] = False
     """Whether `estimate` can tell what it will cost before training; such a config has a ``ratio``."""
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
+    """The forms of the method that `compare` runs, by what is put behind its name; none for what is no method."""
 
     @property
     def label(self) -> str:
         """The method and its knob in a few words, for tables."""
         return type(self).__name__
+
+    @property
+    def knob(self) -> str | None:
+        """The option by which `compare` meets a budget; None if there is none, so that the cost is what comes out.
+
+        ``macs`` is the budget itself, ``signature`` the number of filters per group; any other is a number in (0, 1]
+        with which the cost grows.
+        """
+        return None
 
     @classmethod
     def preset(cls, name: str, **options: Any) -> Self:

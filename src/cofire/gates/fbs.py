@@ -50,6 +50,10 @@ class FBS(GateConfig):
     def label(self) -> str:
         return f"FBS d = {self.density:g}"
 
+    @property
+    def knob(self) -> str:
+        return "density"
+
 
 class FBSGate(nn.Module):
     """Saliencies of one group: a linear map whose bias starts at the norm's factor, and the norm's own shift."""

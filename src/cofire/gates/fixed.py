@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class Fixed(GateConfig):
     """
 
     kept: Mapping[str, tuple[int, ...]] | None = None
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __post_init__(self) -> None:
         check(self)
@@ -49,7 +50,7 @@ class FixedMethod(AbstractMethod):
         return 0
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
-        return Decision(None, mask_row(self.config.kept, site).to(x_BIHW).expand(len(x_BIHW), -1))
+        return Decision(None, mask_row(self.config.kept, site).to(x_BIHW).expand(x_BIHW.shape[0], -1))
 
     def lower(self, site: Site) -> LinearHead:
         return constant_head(mask_row(self.config.kept, site)[0], self._colours, self._glance)

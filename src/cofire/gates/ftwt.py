@@ -79,10 +79,15 @@ class FTWT(GateConfig):
     }
 
     foretold: ClassVar[bool] = True
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "paper": presets["paper"], "top": {"select": "top"}}
 
     @property
     def label(self) -> str:
         return f"FTWT r = {self.ratio:g}" if self.signature is None else "FTWT, fixed k"
+
+    @property
+    def knob(self) -> str:
+        return "signature" if self.select == "top" else "ratio"
 
     def __post_init__(self) -> None:
         check(self)
@@ -160,7 +165,7 @@ class FTWTMethod(AbstractMethod):
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         if self[site.name].fixed:
-            return Decision(None, mask_row(self.config.fixed, site).to(x_BIHW).expand(len(x_BIHW), -1))
+            return Decision(None, mask_row(self.config.fixed, site).to(x_BIHW).expand(x_BIHW.shape[0], -1))
         head = self[site.name].head
         logits_BO = head(x_BIHW) if self.joint else head(x_BIHW.detach(), self._known_peak(site, x_BIHW))
         mask_BO = self._on(site, logits_BO).to(logits_BO.dtype)

@@ -56,6 +56,8 @@ class PoolingHead(nn.Module):
         if self.softmax:
             features_BF = torch.softmax(features_BF, dim=1)
         elif self.norm is not None:
+            if torch.onnx.is_in_onnx_export():  # which has no batch norm of what was joined
+                return nn.functional.linear(features_BF, *self.folded())
             features_BF = self.norm(features_BF)
         logits_BO: Tensor = self.linear(features_BF)
         return logits_BO

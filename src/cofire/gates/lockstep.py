@@ -31,7 +31,7 @@ Choose = Callable[[Site, Iterable[Tensor]], Tensor]
 """Sees a site and its inputs (B, I, H, W), chunk by chunk, if it asks for them; gives the masks of all images, (N, O)
 or (1, O)."""
 
-_HELD = 3 << 29  # bytes of activations that all chunks together may hold
+_HELD = 1 << 30  # bytes of activations that all chunks together may hold
 _PIXELS = 1 << 20  # of a chunk, times channels
 _FAR = 6  # stops
 

@@ -50,6 +50,9 @@ def activity(
 
 def largest(values_BO: Tensor, k: int) -> Tensor:
     """The ``k`` largest values of each sample, equal ones in the order of their index, bool (B, O)."""
+    if torch.onnx.is_in_onnx_export():  # ONNX has no stable sort, but its TopK takes the lower of equal indices first
+        first_BK = values_BO.topk(k, dim=1).indices
+        return torch.zeros_like(values_BO).scatter(1, first_BK, torch.ones_like(values_BO)[:, :k]) > 0.5
     order_BO = values_BO.sort(dim=1, descending=True, stable=True).indices
     return torch.zeros_like(values_BO, dtype=torch.bool).scatter_(1, order_BO[:, :k], True)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +54,17 @@ class PruneConfig:
             their statistics anew) and what else `recoveries` lists.
         streams: ``whole`` keeps channels that pass an addition, as those of a residual stream do; ``cut`` lets them
             leave from all layers of the stream at once; ``auto`` does so only if the budget cannot be met otherwise.
+        soft: a run sets channels to zero after every epoch and cuts them out in the end, see `SoftPruning`; for methods
+            that need no images. `prune` itself cuts at once.
     """
 
     macs: float
     allocation: str = "uniform"
     recovery: str = "none"
     streams: Literal["auto", "whole", "cut"] = "auto"
+    soft: bool = False
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
+    """The forms of the method that `compare` runs, by what is put behind its name."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,12 +1,14 @@
 """FPGM: filters near the geometric median of their layer leave, since the others can stand in for them.
 
 He et al. 2019, "Filter pruning via geometric median for deep convolutional neural networks acceleration". Its soft
-form, pruning while training, is ``SoftPruning(model, FPGM(...))``.
+form, pruning while training, is ``SoftPruning(model, FPGM(...))``; in recipes, ``soft = true``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,8 @@ from cofire.pruning.channels import Channels
 @dataclass(frozen=True, kw_only=True)
 class FPGM(PruneConfig):
     """A filter's score is the sum of its distances to the other filters of its layer."""
+
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "soft": {"soft": True}}
 
 
 @register_criterion(FPGM)

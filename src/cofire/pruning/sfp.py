@@ -27,6 +27,8 @@ class SFP(PruneConfig):
     """A channel's score is the sum of its filters' L2 norms. `SoftPruning` asks for it after every epoch of training;
     given to `prune`, it is asked once."""
 
+    soft: bool = True
+
 
 @register_criterion(SFP)
 def l2_scores(model: nn.Module, channels: Channels, loader: AnyLoader | None, config: SFP) -> dict[str, Tensor]:

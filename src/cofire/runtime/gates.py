@@ -108,7 +108,7 @@ def after_choice(builder: Builder, gate: Gate, choice: Gate, buffer: int, name: 
     window: dict[str, Any] = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
     one_pixel = {**window, "op": "avg", "include_pad": False, "adaptive": True}
     plain = {**window, "groups": 1, "residual": False, "act": "none", "slope": 0.0}
-    weights = {"weight": torch.zeros(rows, channels, 1, 1), "bias": torch.ones(rows).double()}
+    weights: dict[str, Any] = {"weight": torch.zeros(rows, channels, 1, 1), "bias": torch.ones(rows).double()}
     pooled = builder.emit(Pool, f"{name}_mean", (buffer,), (channels,), **one_pixel)
     chosen = builder.emit(Conv, f"gates.{name}", (pooled,), (rows,), choice, **plain, **weights)
     return dataclasses.replace(gate, head=dataclasses.replace(gate.head, src=chosen))

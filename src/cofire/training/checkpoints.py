@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import FileError
+from cofire.files.atomic import remove
 from cofire.files.tensors import read_tensors, write_tensors
 from cofire.gates.persistence import fill
 
@@ -85,12 +86,12 @@ class CheckpointFolder:
         header = {"format": _FORMAT, "step": checkpoint.step, "state": dict(checkpoint.state)}
         write_tensors(path, checkpoint.tensors, header)
         for old in self._paths()[:-_KEEP]:
-            old.unlink()
+            remove(old)
 
     def tidy(self) -> None:
         """Remove what a writer that was killed left behind."""
         for left_over in self.folder.glob(".*.tmp"):
-            left_over.unlink()
+            remove(left_over)
 
     def newest(self) -> Checkpoint | None:
         """The newest readable checkpoint; a damaged one is named in a warning and the one before is taken."""

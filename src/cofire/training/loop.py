@@ -27,7 +27,7 @@ from cofire.data.feeding import AnyLoader, checked, num_batches
 from cofire.data.images import Batch, Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
 from cofire.evaluation import Report, check_labels, evaluate
-from cofire.files.atomic import read_json, write_json
+from cofire.files.atomic import read_json, remove, write_json
 from cofire.files.strict import same_run, unstructure
 from cofire.files.tensors import read_tensors, write_tensors
 from cofire.gates.gating import GatedModel, describe_backbone, gated_parts, has_gates, mask_loss, num_filters
@@ -343,7 +343,7 @@ class _Run:
         self.folder.write(capture(self.step, self.model, [self.optimizer, *self.own_optimizers], state, parts))
         for path in self.folder.folder.glob("best-*.safetensors"):
             if self.epochs and path != self._best_path(self._selected()):
-                path.unlink()
+                remove(path)
 
     def _resume(self) -> None:
         if self.out is None or self.folder is None:

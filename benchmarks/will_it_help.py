@@ -1,0 +1,70 @@
+"""Ten known networks: how much of each can be switched off, and what that saves in milliseconds.
+
+Random weights and random masks of uniform keep rate, our engine alone, one thread, batch 1, heads included, interleaved.
+
+Usage: python benchmarks/will_it_help.py [--rounds 60] [--only resnet18] [--json results/bench_will_it_help.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from cofire.bench import bench, random_plan
+from cofire.bench.masks import pool_for_keep
+from cofire.bench.ours import NAME
+from cofire.errors import ConfigError
+from cofire.experiments.provenance import provenance
+from cofire.files.atomic import write_json
+
+NETWORKS = (
+    "vgg16_bn_imagenet",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "mobilenet_v1_imagenet",
+    "mobilenet_v2_imagenet",
+    "timm:efficientnet_lite0",
+    "timm:mobilenetv3_large_100",
+    "timm:regnetx_004",
+    "timm:densenet121",
+)
+SHARES = (0.7, 0.5)
+
+
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    """Milliseconds dense and at each share of the MACs that random masks can reach."""
+    lowest = pool_for_keep(random_plan(name).gated, 1e-9).macs
+    plan = random_plan(name, macs=[share for share in SHARES if share > lowest])
+    result = bench(plan, rounds=rounds, warm_up=5, peers=(), text=name)
+    dense = result.of(NAME, None)
+    if dense is None:
+        raise ConfigError(f"{name}: {result.left_out}")
+    times = {"1.0": statistics.median(dense.seconds)}
+    for number, share in enumerate(plan.asked):
+        timed = result.of(NAME, number)
+        assert timed is not None, result.left_out
+        times[str(share)] = statistics.median(timed.seconds)
+    return {"lowest": lowest, "dense_macs": result.dense_macs, "seconds": times, "run": result.to_json()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--only", choices=NETWORKS)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = {}
+    for name in [args.only] if args.only else NETWORKS:
+        found = results[name] = measure(name, args.rounds)
+        seconds = found["seconds"]
+        saved = ", ".join(f"{share}: {1e3 * value:.2f} ms" for share, value in seconds.items())
+        print(f"{name:28s} {found['dense_macs'] / 1e6:7.0f} M MACs, at least {found['lowest']:.2f} stay; {saved}")
+    if args.json:
+        write_json(args.json, {"provenance": provenance(), "rounds": args.rounds, "networks": results})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,414 @@
+"""cofire compare: methods from the registries, budgets, one run each, rows for what cannot be done, shared folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from cofire import (
+    BusyError,
+    ConfigError,
+    FileError,
+    Recipe,
+    compare,
+    cost,
+    create_backbone,
+    data,
+    estimate,
+    fit,
+    gate,
+    load,
+    register_criterion,
+    save,
+    trace,
+)
+from cofire.cli import app
+from cofire.comparison import contenders
+from cofire.comparison.compare import _one_by_one
+from cofire.comparison.contenders import Contender, at_budget, chosen
+from cofire.comparison.jobs import Job, Outcome, carry_out
+from cofire.comparison.table import Comparison, Network, Row
+from cofire.experiments.recipes import Experiment, as_table, read_experiment, read_run
+from cofire.experiments.runs import eval_run, gate_config, read_sets, train_experiment
+from cofire.files.lock import alone_in
+from cofire.gates.base import gate_types
+from cofire.pruning import PruneConfig, prune_types
+from cofire.pruning import base as pruning_base
+
+RECIPE = """
+[data]
+name = "digits"
+batch_size = 128
+val = 200
+
+[backbone]
+name = "resnet8_digits"
+weights = "{weights}"
+
+[train]
+epochs = 1
+lr = 0.02
+distill = 0.5
+schedule = "cosine"
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe whose baseline is trained already."""
+    folder = tmp_path_factory.mktemp("compare")
+    torch.manual_seed(0)
+    model = create_backbone("resnet8_digits")
+    fit(model, data.digits()[0].loader(64, train=True), Recipe(epochs=3, lr=0.1, schedule="cosine"))
+    save(model, folder / "dense")
+    path = folder / "tiny.toml"
+    path.write_text(RECIPE.format(weights=folder / "dense"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(recipe: Path) -> tuple[Comparison, Path]:
+    """Some methods of each sort, compared, and where."""
+    out = recipe.parent / "out"
+    methods = "L1,FPGM-soft,FTWT-top,FBS,BlockDrop,LCCL"
+    return compare([recipe], methods=methods, macs=0.5, out=out, rounds=2), out / "tiny" / "0.5"
+
+
+def rows(found: Comparison) -> dict[str, Row]:
+    return {row.method: row for row in found.networks[0].rows}
+
+
+# Who takes part
+
+
+def test_every_registered_method_takes_part_in_all_its_forms() -> None:
+    names = set(contenders())
+    for config_type in {*prune_types().values(), *gate_types().values()}:
+        for form in config_type.forms:
+            assert (f"{config_type.__name__}-{form}" if form else config_type.__name__) in names
+    assert "Fixed" not in names  # a probe, no method
+    assert "Uniform" not in names  # the old name of another
+
+
+def test_a_method_of_ones_own_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning_base, "_criteria", dict(pruning_base._criteria))
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Own(PruneConfig):
+        pass
+
+    @register_criterion(Own)
+    def first_leave(model: nn.Module, channels: Any, loader: Any, config: Own) -> dict[str, Tensor]:
+        return {name: torch.arange(size).double() for name, size in channels.sizes.items()}
+
+    assert contenders()["Own"].sort == "static"
+
+
+def test_methods_are_named_one_by_one_or_by_their_sort() -> None:
+    everything = [one.name for one in chosen("all")]
+    assert everything == list(contenders())
+    assert [one.name for one in chosen("static")] + [one.name for one in chosen("dynamic")] == everything
+    assert [one.name for one in chosen("FBS, L1,FBS")] == ["FBS", "L1"]
+    with pytest.raises(ConfigError, match="unknown method 'FTWTT'; did you mean 'FTWT'"):
+        chosen("FTWTT")
+
+
+# Budgets
+
+
+@pytest.mark.parametrize("contender", contenders().values(), ids=lambda one: one.name)
+def test_what_can_be_foretold_is_within_the_budget(contender: Contender, recipe: Path) -> None:
+    base = read_experiment(recipe)
+    experiment = at_budget(contender, base, 0.5)
+    assert dataclasses.replace(experiment, name=base.name, gate=None, prune=None, signature=None) == base
+    if experiment.prune is not None:
+        assert experiment.prune.macs == 0.5
+    elif experiment.gate is not None and experiment.gate.knob is not None:
+        sets = read_sets(base)
+        model = load(str(base.backbone.weights)).eval()
+        config: Any = gate_config(experiment, model, sets)
+        gated = gate(model, config).eval()
+        if config.foretold:
+            images = sets.train.take(slice(0, 500)).loader(250)
+            share = 1 - estimate(model, config, images, [config.ratio], cascade=True).reduction["executed"][0]
+        else:
+            gated(sets.train.normalise(sets.train.pixels(torch.arange(64))))
+            share = float(1 - gated.cost().reduction("executed").mean())
+        assert 0.45 <= share <= 0.503
+
+
+def test_a_budget_that_no_knob_meets_says_so(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"macs=0\.001 cannot be reached: with density = 0\.01, 0\.\d+ of the MACs"):
+        at_budget(contenders()["FBS"], read_experiment(recipe), 0.001)
+
+
+# Runs
+
+
+def test_every_method_gets_the_same_but_its_own_section(made: tuple[Comparison, Path], recipe: Path) -> None:
+    found, folder = made
+    base = as_table(read_experiment(recipe))
+    for name in rows(found):
+        table = as_table(read_run(folder / f"{name}-s0" / "run"))
+        for part in ("gate", "prune", "signature", "name"):
+            table.pop(part, None)
+        assert table == {key: value for key, value in base.items() if key != "name"}
+
+
+def test_a_row_is_what_an_ordinary_run_found(made: tuple[Comparison, Path]) -> None:
+    found, folder = made
+    for name, row in rows(found).items():
+        run = folder / f"{name}-s0" / "run"
+        test = eval_run(run)
+        assert row.values("top1") == [test.top1]
+        assert row.values("executed") == [1 - test.reduction["executed"]]
+
+
+def test_budgets_are_met_or_reported(made: tuple[Comparison, Path]) -> None:
+    network = made[0].networks[0]
+    notes = "\n".join(network.notes())
+    for row in network.rows:
+        off = row.values("executed")[0] - 0.5
+        assert (f"{row.method} missed the budget" in notes) == (abs(off) > 0.01)
+        if row.sort == "static" or row.method == "FTWT-top":
+            assert -0.01 <= off <= 0.0051, row.method
+    assert "LCCL missed the budget" in notes
+
+
+def test_soft_pruning_cuts_what_is_zero_in_the_end(made: tuple[Comparison, Path], recipe: Path) -> None:
+    model = load(made[1] / "FPGM-soft-s0" / "run")
+    dense = load(recipe.parent / "dense")
+    left = cost(trace(model), {}).dense_total / cost(trace(dense), {}).dense_total
+    assert left == pytest.approx(rows(made[0])["FPGM-soft"].values("executed")[0])
+
+
+def test_dynamic_rows_have_bits_and_a_twin_or_a_reason(made: tuple[Comparison, Path]) -> None:
+    found = rows(made[0])
+    top = found["FTWT-top"]
+    assert len(top.values("bits")) == len(top.values("twin")) == 1
+    assert 0 <= top.values("bits")[0] <= 1
+    notes = "\n".join(made[0].networks[0].notes())
+    assert "LCCL has no static twin: a twin keeps filters; this method decides on pixels" in notes
+    assert "BlockDrop has no static twin: a twin keeps filters; this method decides on block" in notes
+    assert "FBS has no static twin: what the method scales has no dense form" in notes
+
+
+def test_the_engine_times_what_it_runs_and_says_what_it_refuses(made: tuple[Comparison, Path]) -> None:
+    found = rows(made[0])
+    for name in ("L1", "FTWT-top", "FBS", "BlockDrop"):
+        time = found[name].time
+        assert time is not None
+        assert time["median"] is not None
+        assert time["median"] > 0
+    assert found["LCCL"].time is None
+    assert "LCCL is not timed: " in "\n".join(made[0].networks[0].notes())
+
+
+def test_the_json_has_every_result_in_full(made: tuple[Comparison, Path]) -> None:
+    found, folder = made
+    written = json.loads((folder / "comparison.json").read_text())
+    assert set(written["provenance"]) == set(found.to_json()["provenance"])
+    (network,) = written["networks"]
+    assert network["timing"]["provenance"]["machine"]
+    for row in network["rows"]:
+        result = json.loads((folder / f"{row['method']}-s0" / "run" / "result.json").read_text())
+        assert row["seeds"]["0"]["result"] == result
+        assert result["provenance"]["commit"] is not None or result["provenance"]["cofire"]
+
+
+def test_the_figure_names_every_method_in_both_panels(made: tuple[Comparison, Path]) -> None:
+    drawn = (made[1] / "comparison.svg").read_text()
+    for name, row in rows(made[0]).items():
+        shown = len(re.findall(rf">{name}<", drawn))
+        assert shown == (2 if row.time else 1), name
+
+
+def test_a_finished_comparison_is_read_and_other_methods_join_it(made: tuple[Comparison, Path], recipe: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made[1].glob("*/run/model.safetensors")}
+    again = compare([recipe], methods="L1", macs=0.5, out=recipe.parent / "out", rounds=0)
+    assert set(rows(again)) == set(rows(made[0]))
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_method_that_cannot_is_a_row_with_its_reason(recipe: Path, tmp_path: Path) -> None:
+    found = compare([recipe], methods="L1,FTWT-top,BlockDrop", macs=0.001, out=tmp_path, rounds=0, epochs=0)
+    refused = {name: row.refused for name, row in rows(found).items()}
+    assert "macs=0.001 cannot be reached" in (refused["L1"] or "")
+    assert "macs=0.001 cannot be reached" in (refused["FTWT-top"] or "")
+    assert refused["BlockDrop"] is None
+    assert rows(found)["BlockDrop"].results
+    assert "L1 was not run: macs=0.001 cannot be reached" in str(found)
+
+
+def test_a_twin_is_trained_where_it_is_asked_for(recipe: Path, tmp_path: Path) -> None:
+    found = compare([recipe], methods="L1,FBS", macs=0.5, out=tmp_path, epochs=0, rounds=0, twins=True)
+    twins = {name: row.values("trained twin") for name, row in rows(found).items()}
+    folder = tmp_path / "tiny" / "0.5" / "FBS-s0" / "run" / "twin"
+    assert twins == {"L1": [], "FBS": [json.loads((folder / "result.json").read_text())["test"]["top1"]]}
+
+
+def test_without_weights_the_baseline_is_trained_once_and_all_start_from_it(recipe: Path, tmp_path: Path) -> None:
+    fresh = tmp_path / "fresh.toml"
+    fresh.write_text(recipe.read_text().replace("distill = 0.5\n", "").replace("weights = ", "# weights = "))
+    found = compare([fresh], methods="L1,Random", macs=0.5, out=tmp_path / "out", epochs=0, seeds=2, rounds=0)
+    dense = tmp_path / "out" / "fresh" / "dense" / "run"
+    assert read_run(dense).train.epochs == 1
+    for name in ("L1-s0", "L1-s1", "Random-s0", "Random-s1"):
+        experiment = read_run(tmp_path / "out" / "fresh" / "0.5" / name / "run")
+        assert experiment.backbone.weights == str(dense)
+        assert experiment.train.epochs == 0
+        assert experiment.prune is not None
+        if name.startswith("Random"):
+            assert experiment.prune.seed == int(name[-1])  # type: ignore[attr-defined]
+    assert [len(row.results) for row in found.networks[0].rows] == [2, 2]
+
+
+# Folders that are shared
+
+
+def jobs(recipe: Path, out: Path) -> list[Job]:
+    base = dataclasses.replace(read_experiment(recipe), train=Recipe(epochs=0))
+    return [Job(contender=name, base=base, macs=0.5, folder=out / name) for name in ("L1", "Random")]
+
+
+def test_what_another_process_has_is_waited_for_in_the_end(recipe: Path, tmp_path: Path) -> None:
+    first, second = jobs(recipe, tmp_path)
+    said: list[str] = []
+    going = _one_by_one([first, second], said.append)
+    with alone_in(first.folder):
+        with pytest.raises(BusyError, match="is in use by another process"):
+            carry_out(first)
+        assert next(going)[0] is second
+    job, outcome = next(going)
+    assert job is first
+    assert outcome.result is not None
+    assert said == ["L1: another process has it; waiting"]
+
+
+def test_a_folder_of_another_comparison_is_refused(recipe: Path, tmp_path: Path) -> None:
+    job = jobs(recipe, tmp_path)[0]
+    carry_out(job)
+    with pytest.raises(FileError, match=r"holds another comparison \(it differs in macs\)"):
+        carry_out(dataclasses.replace(job, macs=0.4))
+    other = dataclasses.replace(job.base, train=Recipe(epochs=0, lr=0.5))
+    with pytest.raises(FileError, match=r"holds another comparison \(it differs in train.lr\)"):
+        carry_out(dataclasses.replace(job, base=other))
+
+
+def test_a_plan_is_made_once(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = dataclasses.replace(jobs(recipe, tmp_path)[0], contender="FBS")
+    first = carry_out(job)
+    monkeypatch.setattr("cofire.comparison.jobs.at_budget", None)  # asked again, it would fail
+    assert carry_out(job) == first
+
+
+def test_errors_of_the_disk_are_not_a_methods_fault(recipe: Path, tmp_path: Path) -> None:
+    job = jobs(recipe, tmp_path)[0]
+    job.folder.mkdir()
+    (job.folder / "plan.json").write_text("{}")
+    with pytest.raises(FileError, match=r"plan.json must be the plan of a comparison"):
+        carry_out(job)
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("added", "options", "problem"),
+    [
+        ('\n[gate]\ntype = "FTWT"\n', {}, r"compare chooses the method: the recipe must not have \[gate\]"),
+        ("", {"overrides": ["data.val=0"]}, r"\[data\] val must be above 0"),
+        ("", {"overrides": ["train.select=last"]}, r'\[train\] select "best", got 200 and \'last\''),
+        ("", {"macs": 1.0}, r"must be in \(0, 1\), got 1"),
+        ("", {"seeds": 0}, "seeds must be at least 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_at_once(
+    recipe: Path, tmp_path: Path, added: str, options: dict[str, Any], problem: str
+) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(recipe.read_text() + added)
+    with pytest.raises(ConfigError, match=problem):
+        compare([path], out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_soft_pruning_and_gates_do_not_go_together(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[prune\] soft = true prunes while the run trains"):
+        read_experiment(recipe, ["prune.type=SFP", "prune.macs=0.5", "gate.ratio=0.5"])
+
+
+def test_a_soft_method_that_needs_images_says_so(recipe: Path, tmp_path: Path) -> None:
+    experiment = read_experiment(recipe, ["prune.type=Taylor", "prune.macs=0.5", "prune.soft=true"])
+    with pytest.raises(Exception, match="Taylor needs labelled images"):
+        train_experiment(experiment, tmp_path)
+
+
+def test_the_command_line_lists_methods_and_prints_json(recipe: Path, tmp_path: Path) -> None:
+    listed = CliRunner().invoke(app, ["compare", "--json"])
+    assert json.loads(listed.stdout) == {name: one.sort for name, one in contenders().items()}
+    options = ["--methods", "L1", "--epochs", "0", "--rounds", "0", "--out", str(tmp_path), "--json"]
+    done = CliRunner().invoke(app, ["compare", str(recipe), *options])
+    assert done.exit_code == 0, done.output
+    (network,) = json.loads(done.stdout)["networks"]
+    assert [row["method"] for row in network["rows"]] == ["L1"]
+    assert "[1/1] L1-s0: top-1" in done.stderr
+
+
+# The table
+
+
+def result(top1: float, executed: float, bits: float | None) -> dict[str, Any]:
+    saved = {"executed": 1 - executed, "executed+heads": 1 - executed - 0.01}
+    return {"test": {"top1": top1, "reduction": saved, "bits": bits, "n": 10}}
+
+
+def test_the_table_by_hand(recipe: Path) -> None:
+    base: Experiment = read_experiment(recipe)
+    gated = {
+        0: Outcome(
+            result={**result(0.90, 0.55, 0.25), "twin": {"top1": 0.83}},
+            row={"twin": {"top1": 0.8}, "calibrated": {"top1": 0.89}},
+        ),
+        1: Outcome(result=result(0.92, 0.57, 0.35), row={"twin": {"top1": 0.82}, "calibrated": {"top1": 0.87}}),
+    }
+    pruned = {0: Outcome(result=result(0.915, 0.495, None), row={"twin": None, "calibrated": None})}
+    times = {"median": 0.5, "p10": 0.4, "p90": 0.6, "ratio": 0.75}
+    network = Network(
+        base=base,
+        macs=0.5,
+        dense=result(0.95, 1.0, None),
+        timing={"ms": {"dense": {"median": 0.7}}},
+        rows=[
+            Row(method="G", sort="dynamic", outcomes=gated, not_timed="no kernel"),
+            Row(method="P", sort="static", outcomes=pruned, time=times),
+            Row(method="N", sort="static", outcomes={0: Outcome(refused="too small")}),
+            Row(method="W", sort="static", outcomes={}),
+        ],
+    )
+    two_seeds = ["91.00 ± 1.00", "4.00 ± 1.00", "56.0 ± 1.0", "57.0 ± 1.0", "+6.0", "81.00 ± 1.00", "83.00", "0.300"]
+    assert network.grid().rows == [
+        ["dense", "", "95.00", "", "100.0", "", "", "", "", "", "0.700", "1.000", ""],
+        [],
+        ["P", "static", "91.50", "3.50", "49.5", "", "met", "", "", "", "0.500", "0.750", "0"],
+        ["G", "dynamic", *two_seeds, "", "", "0, 1"],
+        ["N", "static", "refused", *[""] * 10],
+        ["W", "static", "not run yet", *[""] * 10],
+    ]
+    assert network.notes() == [
+        "G missed the budget: 56.0 % of the MACs are executed, 50.0 % were asked for; with its threshold moved there, "
+        "top-1 88.00 %",
+        "G is not timed: no kernel",
+        "N was not run: too small",
+    ]
+    text = Comparison(networks=[network]).to_markdown()
+    assert "| P | static | 91.50 | 3.50 |" in text
+    assert "- N was not run: too small" in text

@@ -54,12 +54,11 @@ wheel-check: .venv/dev.stamp ## build the wheel, install it elsewhere, call it
 
 # auditwheel says for which Linux systems the wheel is good, and names it so. Then it is put beside numpy alone, where
 # it has to run a program.
-wheels: .venv/wheels.stamp ## the wheel with its manylinux tag in build/wheels, tried where numpy is all there is
+wheels: .venv/wheels.stamp wheel-check ## the wheel with its manylinux tag in build/wheels, tried where numpy is all there is
 	rm -rf build/wheels build/wheels-check
-	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheels-check .
-	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/auditwheel repair -w build/wheels build/wheels-check/cofire-*.whl
+	PATH="$$PWD/$(BIN):$$PATH" $(BIN)/auditwheel repair -w build/wheels build/wheel-check/cofire-*.whl
 	$(BIN)/python -m venv --without-pip build/wheels-check/venv
-	$(PIP) --python build/wheels-check/venv install -q -c constraints.txt numpy
+	cp -r $(BIN)/../lib/python*/site-packages/numpy* build/wheels-check/venv/lib/python*/site-packages
 	$(PIP) --python build/wheels-check/venv install -q --no-deps --no-index build/wheels/cofire-*.whl
 	$(BIN)/python tests/alone.py build/wheels-check/venv/bin/python build/wheels-check
 
@@ -90,8 +89,8 @@ cluster: .venv/cluster.stamp ## cofire compare on a local Ray cluster of two nod
 serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
 	$(BIN)/python tests/served.py 10000 16
 
-browser: .venv/browser.stamp docs ## report page and docs site in headless Chromium; screenshots in build/browser; needs Debian's chromium
-	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py tests/browser/check_docs.py
+browser: .venv/browser.stamp docs ## report, explore and docs site in headless Chromium; screenshots in build/browser; needs Debian's chromium
+	OMP_NUM_THREADS=1 timeout 900 $(BIN)/python -m pytest -q tests/browser/check_report.py tests/browser/check_explore.py tests/browser/check_docs.py
 
 docs: .venv/docs.stamp ## the docs site, into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -149,9 +148,13 @@ clean: ## remove everything that make made
 	$(INSTALL) --no-build-isolation -e '.[docs]'
 	touch $@
 
-# What `make browser` adds: Playwright without a browser of its own.
+# What `make browser` adds: Playwright without a browser of its own, and Gradio with what it imports; with its
+# dependencies it would ask for an older Pillow.
+GRADIO := gradio gradio-client hf-gradio groovy fastapi httpx httpcore certifi orjson pandas pydub python-multipart pytz \
+    safehttpx semantic-version tomlkit websockets tzdata typing-inspection opentelemetry-api importlib-metadata zipp
 .venv/browser.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[browser]'
+	$(INSTALL) --no-deps $(GRADIO)
 	touch $@
 
 # What `make wheels` adds.

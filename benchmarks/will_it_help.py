@@ -1,6 +1,6 @@
 """Ten known networks: how much of each can be switched off, and what that saves in milliseconds.
 
-Random weights and random masks of uniform keep rate, our engine alone, one thread, batch 1, heads included, interleaved.
+Random weights, random masks of uniform keep rate; our engine alone, one thread, batch 1, heads included, interleaved.
 
 Usage: python benchmarks/will_it_help.py [--rounds 60] [--only resnet18] [--json results/bench_will_it_help.json]
 """

@@ -100,7 +100,7 @@ void run(const cofire::Engine& engine, Array<const float> x, Array<float> output
     size_t filters = 0;
     for (const cofire::Group& group : program.groups) filters += batch * group.filters;
     if (x.size() != size_t(batch * image)) throw std::invalid_argument("x must hold whole images");
-    if (output.size() != size_t(batch * program.buffers[program.output].size()))
+    if (output.size() != size_t(batch * program.output_size()))
         throw std::invalid_argument("output has the wrong size");
     cofire::Call call{};
     call.input = x.data(), call.output = output.data();

@@ -167,7 +167,35 @@ cofire_status cofire_output_size(const cofire_engine* engine, size_t* size) {
         if (engine == nullptr) return null("engine");
         if (size == nullptr) return null("size");
         const cofire::Program& program = engine->engine.program();
-        *size = size_t(program.buffers[size_t(program.output)].size());
+        *size = size_t(program.output_size());
+        return COFIRE_OK;
+    });
+}
+
+cofire_status cofire_output_count(const cofire_engine* engine, int* count) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        if (count == nullptr) return null("count");
+        *count = 1 + int(engine->engine.program().more_outputs.size());
+        return COFIRE_OK;
+    });
+}
+
+cofire_status cofire_output_shape(const cofire_engine* engine, int number, int shape[3]) {
+    return guarded(COFIRE_FAILED, [&] {
+        if (engine == nullptr) return null("engine");
+        if (shape == nullptr) return null("shape");
+        const cofire::Program& program = engine->engine.program();
+        const int last = int(program.more_outputs.size());
+        if (number < 0 || number > last) {
+            const std::string why = "number must be 0 to " + std::to_string(last) + ", got " + std::to_string(number);
+            return fail(COFIRE_BAD_ARGUMENT, why.c_str());
+        }
+        const int buffer = number == 0 ? program.output : program.more_outputs[size_t(number) - 1].buffer;
+        const cofire::Shape& found = program.buffers[size_t(buffer)];
+        shape[0] = found.c;
+        shape[1] = found.h;
+        shape[2] = found.w;
         return COFIRE_OK;
     });
 }

@@ -77,8 +77,12 @@ COFIRE_API void cofire_free(cofire_engine* engine);
 /* Shape of one image: channels, height, width. */
 COFIRE_API cofire_status cofire_input_shape(const cofire_engine* engine, int shape[3]);
 
-/* Floats of the output for one image. */
+/* Floats of the output for one image; of all outputs together where there are several. */
 COFIRE_API cofire_status cofire_output_size(const cofire_engine* engine, size_t* size);
+
+/* How many outputs the program has, 1 or more, and the shape of one of them: channels, height, width. */
+COFIRE_API cofire_status cofire_output_count(const cofire_engine* engine, int* count);
+COFIRE_API cofire_status cofire_output_shape(const cofire_engine* engine, int number, int shape[3]);
 
 /*
  * A filter runs if its head's logit is above the threshold; it begins as the program says. Lower: more filters, slower
@@ -90,8 +94,8 @@ COFIRE_API cofire_status cofire_get_threshold(const cofire_engine* engine, float
 
 /*
  * Runs `batch` (1 or more) images on `threads` (1 or more) threads. `input` holds batch * channels * height * width
- * floats, `output` gets batch * output size; they must not overlap. Several threads may run one engine at the same
- * time.
+ * floats, `output` gets batch * output size: of several outputs the first for all images, then the next. They must not
+ * overlap. Several threads may run one engine at the same time.
  */
 COFIRE_API cofire_status cofire_run(const cofire_engine* engine, const float* input, int batch, float* output,
                                     int threads);

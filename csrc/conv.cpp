@@ -29,6 +29,20 @@ float activated(float x, Act act, float slope) {
             return 1 / (1 + std::exp(-x));
         case Act::hardsigmoid:
             return std::min(std::max(x + 3, 0.0f), 6.0f) / 6;
+        case Act::gelu:
+            return x * 0.5f * (1 + std::erf(x * 0.70710678f));
+        case Act::gelu_tanh:
+            return x * 0.5f * (1 + std::tanh(x * (0.7978845608f + 0.0356774081f * std::min(x * x, 1e4f))));
+        case Act::elu:
+            return x < 0 ? slope * std::expm1(x) : x;
+        case Act::tanh:
+            return std::tanh(x);
+        case Act::hardtanh:
+            return x < -slope ? -slope : x > slope ? slope : x;
+        case Act::mish:
+            return x * std::tanh(std::log1p(std::exp(std::min(x, 20.0f))));
+        case Act::softplus:
+            return (x < 0 ? 0 : x) + std::log1p(std::exp(-std::abs(x)));
     }
     return x;
 }

@@ -22,7 +22,7 @@ namespace cofire {
 //     real = real + float(residual - zero_residual) * residual_multiplier   with a residual,
 //     y = clamp(nearest even of real, low - zero_out, high - zero_out) + zero_out, or real itself as a float.
 //
-// All multipliers are finite; 0 <= low <= high <= 255, zeros are in 0 .. 255.
+// All multipliers are normal floats or zero; 0 <= low <= high <= 255, zeros are in 0 .. 255.
 struct Quantized {
     const int8_t* weight;     // (O, I / groups, kernel)
     const int32_t* bias;      // (O)

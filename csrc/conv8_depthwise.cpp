@@ -23,7 +23,7 @@ class Tables8 {
         for (int first = 0; first < y.w; first += width) {
             const int left = first * stride - op.padding.left;  // the column of the table's first byte
             // A narrow map's tables hold whole lines of the plane, whose insides the tables have.
-            strips_.push_back({first, std::min(width, y.w - first), std::max(left, 0),
+            strips_.push_back({first, std::min(width, y.w - first), std::min(std::max(left, 0), x.w),
                                narrow ? ~uint64_t(0) : ones(-left, x.w - left)});
         }
         for (int line = 0; line < y.h; line += rows_)

@@ -56,7 +56,7 @@ class Gemm8 final : public AbstractConv8 {
     }
 
    private:
-    int64_t packed_room() const { return up(4 * words_ * copies_ * pitch_, kLine8); }
+    int64_t packed_room() const { return up(int64_t(4) * words_ * copies_ * pitch_, kLine8); }
     int64_t row_room() const { return up(4 * int64_t(taps_) * words_, kLine8) + kSlack8; }
     int64_t zeros_room() const { return has_few_vectors() ? up(x_.area(), kLine8) + kSlack8 : 0; }
     int64_t own_room() const {
@@ -88,7 +88,7 @@ class Gemm8 final : public AbstractConv8 {
             const int lines = std::min(lines_, y_.area() / width_ - line);
             if (line > 0) member.meet();  // nobody reads the last block any more
             for (int word = packs.begin; word < packs.end; ++word)
-                pack(x, zeros, live, word, line, lines, packed + word * copies_ * pitch_);
+                pack(x, zeros, live, word, line, lines, packed + int64_t(word) * copies_ * pitch_);
             member.meet();
             Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
             fill_columns(walk, lines * width_, reinterpret_cast<uint32_t*>(rows_room + leaf_.rows * row_room()));

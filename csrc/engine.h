@@ -14,7 +14,7 @@ namespace cofire {
 // One call of an engine. Pointers may be null where the comment says so.
 struct Call {
     const float* input;  // (batch, C, H, W)
-    float* output;       // (batch, output_shape)
+    float* output;       // (batch, output_shape), and behind it the same of each further output
     int batch = 1;
     int threads = 1;
     float threshold = 0;

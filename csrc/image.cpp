@@ -13,10 +13,13 @@ namespace cofire {
 
 namespace {
 
-bool keeps_zero(Act act) { return act != Act::sigmoid && act != Act::hardsigmoid; }
-
 // Or a NaN.
 float larger(float a, float b) { return a != a || a >= b ? a : b; }
+
+// What is not live in a buffer may hold anything; these walk over all of it.
+bool reads_as_zeros(Kind kind) {
+    return kind == Kind::strided || kind == Kind::reduce || kind == Kind::softmax || kind == Kind::norm;
+}
 
 int widest(const Program& program) {
     int most = 1;
@@ -32,8 +35,7 @@ int64_t Prepared::room(int threads) const {
         if (conv) most = std::max(most, conv->room(threads));
     for (const auto& conv : convs8)
         if (conv) most = std::max(most, up(conv->room(threads), sizeof(float)) / int64_t(sizeof(float)));
-    for (const Op& op : program.ops)
-        if (op.kind == Kind::pool) most = std::max(most, threads * pool_room(op));
+    for (const Op& op : program.ops) most = std::max(most, threads * op_room(op));
     return most + kSlack;
 }
 
@@ -47,7 +49,11 @@ double Prepared::bytes() const {
     return sizeof(float) * floats + (sizeof(int) + 1) * lists;
 }
 
-int64_t Prepared::pool_room(const Op& op) const {
+int64_t Prepared::op_room(const Op& op) const {
+    const Shape& in = program.buffers[op.src[0]];
+    if (op.kind == Kind::resample) return up(in.w, kLine) + kSlack;
+    if (op.kind == Kind::deconv) return leaf.rows * (up(in.area(), kLine) + kSlack) + 2 * up(in.c, kLine);
+    if (op.kind != Kind::pool) return 0;
     const int64_t length = int64_t(program.buffers[op.dst].w) * op.stride.w + int64_t(op.kernel.w) * op.dilation.w;
     return 2 * (up(length + program.buffers[op.src[0]].w, kLine) + kSlack);
 }
@@ -129,10 +135,17 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
         member.meet();
         const Channels& live = live_[op.dst];
         const Range mine = member.share(live.count);
-        float* line = op.kind == Kind::pool ? room_ + member.thread * prepared_.pool_room(op) : nullptr;
+        float* line = room_ + member.thread * prepared_.op_room(op);
+        if (reads_as_zeros(op.kind)) clear_dead(op.src[0], all_.data(), member.share(shape(op.src[0]).c), member);
         const bool u8 = form(op.src[0]).u8();
         if (op.kind == Kind::cat || op.kind == Kind::flatten)
             u8 ? copy_cat<uint8_t>(op, member) : copy_cat<float>(op, member);
+        else if (op.kind == Kind::softmax)
+            softmax(op, member);
+        else if (op.kind == Kind::norm)
+            normalise(op, member);
+        else if (op.kind == Kind::deconv)
+            deconv(number, line, member);
         else
             for (int k = mine.begin; k < mine.end; ++k) {
                 const int c = live.list[k];
@@ -144,6 +157,9 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
                 if (op.kind == Kind::pool) u8 ? pool8(op, c, line) : pool(op, c, line);
                 if (op.kind == Kind::quantize) quantize(op, c);
                 if (op.kind == Kind::dequantize) dequantize(op, c);
+                if (op.kind == Kind::resample) resample(op, c, line);
+                if (op.kind == Kind::strided) stride_along(op, c);
+                if (op.kind == Kind::reduce) reduce(op, c);
             }
     }
     member.meet();
@@ -278,6 +294,15 @@ void Image::set_live(const Op& op) {
         case Kind::move:
             for (int c = 0; c < channels; ++c) live.on[c] = op.channels[c] >= 0 && source(0)[op.channels[c]];
             break;
+        case Kind::strided:
+            for (int c = 0; c < channels; ++c) live.on[c] = op.channels[c] < 0 || source(0)[op.channels[c]];
+            break;
+        case Kind::reduce:
+        case Kind::softmax:
+        case Kind::norm:
+        case Kind::deconv:
+            std::fill(live.on.begin(), live.on.end(), uint8_t(1));
+            break;
         case Kind::flatten:
             for (int c = 0; c < channels; ++c) live.on[c] = source(0)[c / shape(op.src[0]).area()];
             break;
@@ -397,11 +422,20 @@ void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
 }
 
 void Image::give_output(const Call& call, int index, const Member& member) {
-    const int buffer = prepared_.program.output;
+    float* to = call.output;
+    give_buffer(prepared_.program.output, to + index * shape(prepared_.program.output).size(), member);
+    to += call.batch * shape(prepared_.program.output).size();
+    for (const Output& more : prepared_.program.more_outputs) {
+        give_buffer(more.buffer, to + index * shape(more.buffer).size(), member);
+        to += call.batch * shape(more.buffer).size();
+    }
+}
+
+void Image::give_buffer(int buffer, float* to, const Member& member) {
     const Shape out = shape(buffer);
     const Range mine = member.share(out.c);
-    for (int c = mine.begin; c < mine.end; ++c) {
-        float* to = call.output + index * out.size() + int64_t(c) * out.area();
+    to += int64_t(mine.begin) * out.area();
+    for (int c = mine.begin; c < mine.end; ++c, to += out.area()) {
         if (live_[buffer].on[c])
             std::copy_n(plane(buffer, c), out.area(), to);
         else

@@ -25,8 +25,8 @@ struct Prepared {
 
     Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
     int64_t room(int threads) const;
-    double bytes() const;                   // of one image on one thread, with the convs that are there
-    int64_t pool_room(const Op& op) const;  // for one member
+    double bytes() const;                 // of one image on one thread, with the convs that are there
+    int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv
 };
 
 // What a conv on bytes needs to know.
@@ -75,6 +75,14 @@ class Image {
     void pool(const Op& op, int c, float* line);
     void pool8(const Op& op, int c, float* line);
     void max_pool(const Op& op, const float* x, float* y, float* line);
+    void resample(const Op& op, int c, float* line);
+    void stride_along(const Op& op, int c);
+    void reduce(const Op& op, int c);
+    void softmax(const Op& op, const Member& member);
+    void normalise(const Op& op, const Member& member);
+    void normalise_group(const Op& op, int group);
+    void normalise_positions(const Op& op, int begin, int count);
+    void deconv(int number, float* room, const Member& member);
     void max_pool8(const Op& op, const uint8_t* x, uint8_t* y, uint8_t* line);
     float largest8(int buffer, int c);
     float mean8(int buffer, int c, bool magnitudes);
@@ -82,6 +90,7 @@ class Image {
     void copy_cat(const Op& op, const Member& member);
     void set_live(const Op& op);
     void give_output(const Call& call, int index, const Member& member);
+    void give_buffer(int buffer, float* to, const Member& member);
     int64_t& macs(int number, int thread);
 
     template <class T>

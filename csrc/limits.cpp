@@ -28,6 +28,16 @@ double pool_work(const Op& op, const Shape& x, const Shape& y) {
     return kElement * (elements(x) + elements(y) * (rows * columns + 1));
 }
 
+double deconv_work(const Op& op, const Shape& x, const Shape& y) {
+    const double taps = double(op.kernel.h) * op.kernel.w;
+    const double products = taps * (x.c / op.groups) * y.c * std::max(double(x.area()), kVector);
+    return products + kElement * (elements(x) + elements(y) + taps * y.c * x.area());
+}
+
+double resample_work(const Op& op, const Shape& x, const Shape& y) {
+    return kElement * double(y.c) * (double(op.rows.size()) * x.w + double(y.h) * double(op.columns.size()));
+}
+
 [[noreturn]] void refuse(const char* what, double needs, double most, const char* unit) {
     std::ostringstream text;
     text << "one image must take at most " << most << ' ' << unit << " of " << what << ", but this program needs "
@@ -42,6 +52,8 @@ double work_of(const Op& op, const Program& program) {
     double work = kElement * (op.decides ? elements(x) + 2.0 * x.c * program.groups[size_t(op.group)].filters : 0);
     if (op.kind == Kind::conv || op.kind == Kind::conv8) return work + conv_work(op, x, y);
     if (op.kind == Kind::pool) return work + pool_work(op, x, y);
+    if (op.kind == Kind::deconv) return work + deconv_work(op, x, y);
+    if (op.kind == Kind::resample) work += resample_work(op, x, y);
     for (int source : op.src) work += kElement * elements(program.buffers[size_t(source)]);
     return work + kElement * elements(y);
 }

@@ -39,6 +39,7 @@ std::vector<Piece> unplaced(const Program& program) {
         if (program.ops[i].decides) touch(program.ops[i].head.source, i);
     }
     touch(program.output, int(program.ops.size()));
+    for (const Output& more : program.more_outputs) touch(more.buffer, int(program.ops.size()));
     return found;
 }
 
@@ -112,9 +113,10 @@ void place_by_time(std::vector<Piece>* pieces) {
 
 // After this op. Before it, a buffer that it writes in place may have been otherwise.
 bool stays_nonnegative(const Op& op, const std::vector<char>& nonnegative) {
-    if (op.act == Act::relu || op.act == Act::relu6 || op.act == Act::sigmoid || op.act == Act::hardsigmoid)
-        return true;
-    if (op.kind == Kind::conv || op.kind == Kind::conv8 || op.kind == Kind::affine || op.kind == Kind::rescale)
+    if (op.act == Act::relu || op.act == Act::relu6 || !keeps_zero(op.act)) return true;
+    if (op.act != Act::none || op.kind == Kind::conv || op.kind == Kind::conv8 || op.kind == Kind::affine ||
+        op.kind == Kind::rescale || op.kind == Kind::deconv || op.kind == Kind::resample || op.kind == Kind::norm ||
+        op.kind == Kind::softmax)
         return false;
     return std::all_of(op.src.begin(), op.src.end(), [&](int source) { return bool(nonnegative[source]); });
 }

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "format.h"
+#include "map_checks.h"
 #include "reading.h"
 #include "safetensors.h"
 #include "window_checks.h"
@@ -17,10 +18,15 @@ namespace cofire {
 
 namespace {
 
-constexpr std::string_view kKinds[] = {"conv", "affine",  "act",     "add",   "mul",      "cat",       "move",
-                                       "pool", "flatten", "rescale", "conv8", "quantize", "dequantize"};
-constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3};  // the version that brought it
-constexpr std::string_view kActs[] = {"none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"};
+constexpr std::string_view kKinds[] = {"conv",    "affine",  "act",     "add",      "mul",       "cat",     "move",
+                                       "pool",    "flatten", "rescale", "deconv",   "resample",  "strided", "reduce",
+                                       "softmax", "norm",    "conv8",   "quantize", "dequantize"};
+constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2,
+                                  3, 3, 3, 3, 3, 3, 3, 3, 3};  // the version that brought it
+constexpr std::string_view kActs[] = {"none",      "relu",    "relu6",       "leaky", "silu",
+                                      "hardswish", "sigmoid", "hardsigmoid", "gelu",  "gelu_tanh",
+                                      "elu",       "tanh",    "hardtanh",    "mish",  "softplus"};
+constexpr Act kNewActs = Act::gelu;  // this and those after it came with version 3
 
 class Loader {
    public:
@@ -30,8 +36,13 @@ class Loader {
         const Where where{"cofire.program"};
         const std::unique_ptr<Json> json = parse_json(file_.program(), where);
         check_version(json->root(), where);
-        const auto [version, input, output, output_shape, buffers, groups, threshold, ops, digest, quants] =
-            members(json->root(), where);
+        const auto [version, input, output, output_shape, buffers, groups, threshold, ops, digest, more, structure,
+                    card, quants] =
+            version_ < 3
+                ? with_nothing(fields(json->root(), where, "the program", "version", "input", "output", "output_shape",
+                                      "buffers", "groups", "threshold", "ops", "sha256"))
+                : fields(json->root(), where, "the program", "version", "input", "output", "output_shape", "buffers",
+                         "groups", "threshold", "ops", "sha256", "more_outputs", "structure", "card", "quants");
         if (text(digest, where, "sha256") != file_.digest())
             where.fail("sha256 must be " + file_.digest() + " for these weights, got " + digest.describe() +
                        ": the file is damaged");
@@ -45,11 +56,23 @@ class Loader {
         written_[size_t(program_.input)] = true;  // by the caller
         read_ops(ops, where);
         check_output(output_shape, where);
+        if (version_ >= 3) {
+            read_more_outputs(more, where);
+            check_structure(structure, where);
+            if (card.type() != JsonValue::Type::object) wrong(card, where, "card", "an object");
+        }
         check_complete(where);
         return std::move(program_);
     }
 
    private:
+    // Of versions that have nothing of what version 3 adds.
+    static std::array<JsonValue, 13> with_nothing(const std::array<JsonValue, 9>& old) {
+        std::array<JsonValue, 13> all{};
+        std::copy(old.begin(), old.end(), all.begin());
+        return all;
+    }
+
     void check_version(JsonValue root, const Where& where) {
         if (root.type() != JsonValue::Type::object) wrong(root, where, "the program", "an object");
         for (const auto& [key, value] : root.members()) {
@@ -62,19 +85,6 @@ class Loader {
                            (version > kVersion ? ": upgrade cofire" : ""));
             version_ = version;
         }
-    }
-
-    // Of an old version without the last.
-    std::array<JsonValue, 10> members(JsonValue root, const Where& where) const {
-        const auto named = [&](auto... more) {
-            return fields(root, where, "the program", "version", "input", "output", "output_shape", "buffers", "groups",
-                          "threshold", "ops", "sha256", more...);
-        };
-        if (version_ >= 3) return named("quants");
-        std::array<JsonValue, 10> found;
-        const auto old = named();
-        std::copy(old.begin(), old.end(), found.begin());
-        return found;
     }
 
     void read_buffers(JsonValue value, const Where& where) {
@@ -179,6 +189,21 @@ class Loader {
             case Kind::quantize:
             case Kind::dequantize:
                 return conversion(op, attrs, weights, where);
+            case Kind::deconv:
+                return deconv(op, attrs, weights, where);
+            case Kind::resample:
+                return resample(op, attrs, weights, where);
+            case Kind::strided:
+                count(weights.size(), 0, "weights", where);
+                return read_strided(op, attrs, one_source(*op, where), shape(op->dst), where);
+            case Kind::reduce:
+                count(weights.size(), 0, "weights", where);
+                return read_reduce(op, attrs, one_source(*op, where), shape(op->dst), where);
+            case Kind::softmax:
+                count(weights.size(), 0, "weights", where);
+                return read_softmax(op, attrs, one_source(*op, where), shape(op->dst), where);
+            case Kind::norm:
+                return norm(op, attrs, weights, where);
         }
     }
 
@@ -251,9 +276,7 @@ class Loader {
         op->residual = boolean(residual, where, "residual");
         count(op->src.size(), op->residual ? 2 : 1, "src", where);
         const Shape &src = shape(op->src[0]), &dst = shape(op->dst);
-        if (src.c % op->groups != 0 || dst.c % op->groups != 0)
-            where.fail("groups must divide the channels " + std::to_string(src.c) + " and " + std::to_string(dst.c) +
-                       ", got " + std::to_string(op->groups));
+        check_groups(*op, src, dst, where);
         for (const Axis& axis : axes(*op, src, dst)) check_conv_axis(axis, where);
         check_padded(axes(*op, src, dst), src.c, where);
         drop_unused(op, dst);
@@ -274,7 +297,7 @@ class Loader {
         op->weight = tensor(weights[0], where, {shape(op->dst).c});
         op->bias = tensor(weights[1], where, {shape(op->dst).c});
         const bool shifts = std::any_of(op->bias, op->bias + shape(op->dst).c, [](float x) { return x != 0; });
-        if (!op->lift && (shifts || op->act == Act::sigmoid || op->act == Act::hardsigmoid))
+        if (!op->lift && (shifts || !keeps_zero(op->act)))
             wrong(lift, where, "lift", "true where zero does not stay zero");
     }
 
@@ -286,6 +309,60 @@ class Loader {
         count(weights.size(), 1, "weights", where);
         same_shape(shape(op->dst), shape(op->src[0]), "the output's shape", where);
         op->shift = tensor(weights[0], where, {shape(op->dst).c});
+    }
+
+    void deconv(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [kernel, stride, pads, dilation, groups] =
+            fields(attrs, where, "attrs", "kernel", "stride", "padding", "dilation", "groups");
+        op->kernel = pair(kernel, where, "kernel");
+        op->stride = pair(stride, where, "stride");
+        op->padding = padding(pads, where);
+        op->dilation = pair(dilation, where, "dilation");
+        op->groups = int(integer(groups, where, "groups", 1, kMaxSide));
+        count(weights.size(), 2, "weights", where);
+        const Shape &src = one_source(*op, where), &dst = shape(op->dst);
+        check_groups(*op, src, dst, where);
+        for (const Axis& axis : axes(*op, src, dst)) check_deconv_axis(axis, where);
+        if (double(src.c) * dst.c / op->groups * op->kernel.h * op->kernel.w > double(kMaxBuffer))
+            where.fail("a transposed conv must have at most " + std::to_string(kMaxBuffer) + " weights");
+        op->weight = tensor(weights[0], where, {src.c, dst.c / op->groups, op->kernel.h, op->kernel.w});
+        op->bias = tensor(weights[1], where, {dst.c});
+    }
+
+    void resample(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [rows, columns] = fields(attrs, where, "attrs", "rows", "columns");
+        count(weights.size(), 2, "weights", where);
+        const Shape &src = one_source(*op, where), &dst = shape(op->dst);
+        same_shape(dst, {src.c, dst.h, dst.w}, "the output's shape", where);
+        op->rows = integers(rows, where, "rows", 0, src.h - 1);
+        op->columns = integers(columns, where, "columns", 0, src.w - 1);
+        op->weight = tensor(weights[0], where, {dst.h, taps(op->rows, dst.h, "rows", where)});
+        op->bias = tensor(weights[1], where, {dst.w, taps(op->columns, dst.w, "columns", where)});
+    }
+
+    int64_t taps(const std::vector<int>& places, int outputs, const char* what, const Where& where) const {
+        if (places.empty() || places.size() % size_t(outputs) != 0)
+            where.fail(what + std::string(" must have as many entries for each of ") + std::to_string(outputs) +
+                       ", got " + std::to_string(places.size()));
+        return int64_t(places.size()) / outputs;
+    }
+
+    void norm(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        count(weights.size(), 2, "weights", where);
+        read_norm(op, attrs, one_source(*op, where), shape(op->dst), where);
+        op->weight = tensor(weights[0], where, {shape(op->dst).c});
+        op->bias = tensor(weights[1], where, {shape(op->dst).c});
+    }
+
+    const Shape& one_source(const Op& op, const Where& where) const {
+        count(op.src.size(), 1, "src", where);
+        return shape(op.src[0]);
+    }
+
+    void check_groups(const Op& op, const Shape& src, const Shape& dst, const Where& where) const {
+        if (src.c % op.groups != 0 || dst.c % op.groups != 0)
+            where.fail("groups must divide the channels " + std::to_string(src.c) + " and " + std::to_string(dst.c) +
+                       ", got " + std::to_string(op.groups));
     }
 
     // act, add and mul
@@ -367,8 +444,12 @@ class Loader {
 
     void read_act(Op* op, JsonValue act, JsonValue slope, const Where& where) const {
         op->act = Act(choice(act, where, "act", kActs));
+        if (op->act >= kNewActs && version_ < 3)
+            wrong(act, where, "act", "one that version " + std::to_string(version_) + " has");
         op->slope = real(slope, where, "slope");
-        if (op->act != Act::leaky && op->slope != 0) wrong(slope, where, "slope", "0 where act is not leaky");
+        const bool bounds = op->act == Act::hardtanh, slopes = op->act == Act::leaky || op->act == Act::elu;
+        if (bounds && !(op->slope > 0)) wrong(slope, where, "slope of hardtanh", "above 0");
+        if (!bounds && !slopes && op->slope != 0) wrong(slope, where, "slope", "0 where act is not leaky");
     }
 
     // A buffer is written once, by an op that does not read it; a conv may add to its residual in place. The kind must
@@ -461,6 +542,7 @@ class Loader {
         const Shape& shape = this->shape(program_.output);
         program_.output_shape = integers(value, where, "output_shape", 1, kMaxSide);
         const std::vector<int>& got = program_.output_shape;
+        if (version_ >= 3) return check_output(program_.output, got, where);
         if (got != std::vector<int>{shape.c, shape.h, shape.w} &&
             !(got == std::vector<int>{shape.c} && shape.area() == 1))
             where.fail("output_shape must be that of the output buffer, " + list(shape) + ", got " +
@@ -468,6 +550,57 @@ class Loader {
         if (program_.output == program_.input) where.fail("output must not be the input");
         for (int buffer : {program_.input, program_.output})
             if (form(buffer).u8()) where.fail("input and output must not be quantised");
+    }
+
+    void check_output(int buffer, const std::vector<int>& shape, const Where& where) const {
+        int64_t size = 1;
+        for (int side : shape) size = size > kMaxBuffer ? size : size * side;
+        if (size != this->shape(buffer).size())
+            where.fail("output_shape must have as many elements as the output buffer, " + list(this->shape(buffer)) +
+                       ", got " + list(std::vector<int64_t>(shape.begin(), shape.end())));
+        if (buffer == program_.input) where.fail("output must not be the input");
+        if (form(buffer).u8()) where.fail("input and output must not be quantised");
+    }
+
+    void read_more_outputs(JsonValue value, const Where& where) {
+        const std::vector<JsonValue> found = items(value, where, "more_outputs");
+        if (found.size() >= kMaxOutputs)
+            wrong(value, where, "more_outputs", "fewer than " + std::to_string(kMaxOutputs));
+        for (JsonValue item : found) {
+            const auto [number, shape] = fields(item, where, "each of more_outputs", "buffer", "shape");
+            Output output{buffer(number, where, "buffer"), integers(shape, where, "shape", 1, kMaxSide)};
+            check_output(output.buffer, output.shape, where);
+            program_.more_outputs.push_back(std::move(output));
+        }
+    }
+
+    // Each output has its place, once: a number in nested objects of one key.
+    void check_structure(JsonValue value, const Where& where) const {
+        std::vector<bool> placed(1 + program_.more_outputs.size(), false);
+        if (!value.is_null())
+            place_outputs(value, &placed, where);
+        else
+            placed[0] = true;
+        if (std::find(placed.begin(), placed.end(), false) != placed.end())
+            wrong(value, where, "structure", "one that has every output once");
+    }
+
+    void place_outputs(JsonValue value, std::vector<bool>* placed, const Where& where) const {
+        if (value.type() != JsonValue::Type::object) {
+            const size_t number = size_t(integer(value, where, "structure", 0, int64_t(placed->size()) - 1));
+            if ((*placed)[number]) wrong(value, where, "structure", "one that has every output once");
+            (*placed)[number] = true;
+            return;
+        }
+        if (value.members().size() != 1) wrong(value, where, "structure", "objects of one key");
+        for (const auto& [key, inner] : value.members()) {
+            if (key == "dict" && inner.type() == JsonValue::Type::object)
+                for (const auto& [name, part] : inner.members()) place_outputs(part, placed, where);
+            else if (key == "tuple" || key == "list")
+                for (JsonValue part : items(inner, where, "structure")) place_outputs(part, placed, where);
+            else
+                wrong(value, where, "structure", "tuple, list or dict, and what it holds");
+        }
     }
 
     void check_complete(const Where& where) const {

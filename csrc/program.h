@@ -25,9 +25,23 @@ struct Padding {
     int top, left, bottom, right;
 };
 
-enum class Act { none, relu, relu6, leaky, silu, hardswish, sigmoid, hardsigmoid };
-
-enum class Kind { conv, affine, act, add, mul, cat, move, pool, flatten, rescale, conv8, quantize, dequantize };
+enum class Act {
+    none,
+    relu,
+    relu6,
+    leaky,
+    silu,
+    hardswish,
+    sigmoid,
+    hardsigmoid,
+    gelu,
+    gelu_tanh,
+    elu,
+    tanh,
+    hardtanh,
+    mish,
+    softplus
+};
 
 // How a buffer's numbers lie: as float32 where the scale is 0, else as bytes q, each for scale * (q - zero).
 struct Form {
@@ -37,6 +51,37 @@ struct Form {
     bool u8() const { return scale != 0; }
     bool operator==(const Form& other) const { return scale == other.scale && zero == other.zero; }
 };
+
+inline bool keeps_zero(Act act) { return act != Act::sigmoid && act != Act::hardsigmoid && act != Act::softplus; }
+
+enum class Kind {
+    conv,
+    affine,
+    act,
+    add,
+    mul,
+    cat,
+    move,
+    pool,
+    flatten,
+    rescale,
+    deconv,
+    resample,
+    strided,
+    reduce,
+    softmax,
+    norm,
+    conv8,
+    quantize,
+    dequantize
+};
+
+// Of channels: their sum, mean, maximum.
+enum class Reduction { sum, avg, max };
+
+// Over the channels of a group and space; over all channels at each position: mean and variance, only the mean square,
+// only the length.
+enum class Norm { group, layer, rms, l2 };
 
 // Over space: the maximum, the mean, the mean of magnitudes, or all maxima and then all means.
 enum class Pooling { max, avg, abs, both };
@@ -61,7 +106,7 @@ struct Op {
     std::vector<int> src;
     int dst;
     Act act = Act::none;
-    float slope = 0;       // of Act::leaky
+    float slope = 0;       // of leaky, elu, hardtanh
     int group = -1;        // of the output only the filters of this group's mask exist; -1: all
     bool decides = false;  // the group's mask is decided here, by `head`
     Head head{};
@@ -78,6 +123,16 @@ struct Op {
     bool maximum = false, include_pad = false, adaptive = false;  // pool
     std::vector<int> channels;                                    // move: source channel of each, -1 for zero
     Pair offset{0, 0};                                            // move
+    std::vector<int> rows, columns;  // resample: the source's rows that each row is made of, as many for each
+    // strided: element i, whose digits in the mixed radix `sizes` are d, is source[begin + sum of d * strides];
+    // `channels` says from which channel each is, -1: from several
+    std::vector<int> sizes, strides;
+    int begin = 0;
+    Reduction reduction = Reduction::sum;
+    int ways = 1;  // softmax: over so many channels, that lie C / ways apart
+    bool log = false;
+    Norm norm = Norm::group;
+    float epsilon = 0;
     // conv8: the same window, and what Quantized in conv8.h has
     const int8_t* weight8 = nullptr;
     const int32_t* bias8 = nullptr;
@@ -91,16 +146,30 @@ struct Group {
     int filters;
 };
 
+// A buffer that the caller gets, in a shape of as many elements.
+struct Output {
+    int buffer;
+    std::vector<int> shape;
+};
+
 // Owns the weights its ops point to. Not copied, only moved.
 struct Program {
     int input = 0, output = 0;
     std::vector<int> output_shape;
+    std::vector<Output> more_outputs;  // a caller gets them behind the first, each for the whole batch
     std::vector<Shape> buffers;
     std::vector<Form> forms;  // of the buffers
     std::vector<Group> groups;
     float threshold = 0;
     std::vector<Op> ops;
     Floats weights;  // all tensors; fixed in place once loaded
+
+    // Floats that a caller gets for one image.
+    int64_t output_size() const {
+        int64_t size = buffers[size_t(output)].size();
+        for (const Output& more : more_outputs) size += buffers[size_t(more.buffer)].size();
+        return size;
+    }
 
     Program() = default;
     Program(Program&&) = default;

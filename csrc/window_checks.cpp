@@ -23,6 +23,15 @@ void check_conv_axis(const Axis& axis, const Where& where) {
                    std::to_string(axis.out));
 }
 
+void check_deconv_axis(const Axis& axis, const Where& where) {
+    const int64_t fewest =
+        (axis.size - 1) * axis.stride + axis.dilation * (axis.kernel - 1) + 1 - axis.before - axis.after;
+    const int64_t most = fewest + std::max(axis.stride, axis.dilation) - 1;
+    if (axis.out < fewest || axis.out > most)
+        where.fail("output " + std::string(axis.name) + " must be " + std::to_string(fewest) + " to " +
+                   std::to_string(most) + ", got " + std::to_string(axis.out));
+}
+
 void check_pool_axis(const Axis& axis, const Where& where) {
     const int64_t fewest = floor_div(axis.room(), axis.stride) + 1;
     const int64_t most = -floor_div(-axis.room(), axis.stride) + 1;  // ceil mode

@@ -19,6 +19,8 @@ struct Axis {
 
 std::array<Axis, 2> axes(const Op& op, const Shape& src, const Shape& dst);
 void check_conv_axis(const Axis& axis, const Where& where);
+// Of a transposed conv, whose padding is taken off the output.
+void check_deconv_axis(const Axis& axis, const Where& where);
 void check_pool_axis(const Axis& axis, const Where& where);
 
 // Engines may write the padded map out, so it is limited like any other; and so is a window, padding and gaps included.

@@ -56,7 +56,8 @@ def _style(count: int) -> str:
         "text{font:15px sans-serif;fill:#888}image{image-rendering:pixelated}"
         f"rect{{width:{LIGHT}px;height:{LIGHT}px;rx:2px;animation-duration:{SECONDS * count}s;"
         "animation-iteration-count:infinite;animation-timing-function:step-end}"
-        f"g{{animation-duration:{SECONDS * count}s;animation-iteration-count:infinite;animation-timing-function:step-end}}"
+        f"g{{animation-duration:{SECONDS * count}s;"
+        "animation-iteration-count:infinite;animation-timing-function:step-end}"
     ]
     for pattern in range(2**count):
         lit = f"{pattern:0{count}b}"

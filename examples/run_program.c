@@ -3,8 +3,8 @@
  *
  *     run_program model.cofire [image.f32 [threads]]
  *
- * image.f32 holds the image as raw float32 in the machine's byte order, channels first, normalised as in training;
- * without it (or for "-") a ramp from -1 to 1 stands in.
+ * image.f32 holds the image as raw float32 in the machine's byte order, channels first: pixels in [0, 1]
+ * for a program of `cofire compile`, which normalises by itself, else what the model takes; without it (or for "-") a ramp from -1 to 1 stands in.
  */
 #define _POSIX_C_SOURCE 199309L
 #include <stdio.h>

@@ -34,8 +34,8 @@ epochs = 1
 lr = 0.05
 """
 COMMANDS = [
-    *("estimate", "solve", "train", "eval", "compile", "run", "bench", "shift", "speedup", "analyze"),
-    *("report", "reproduce", "zoo", "info", "data", "demo", "serve", "doctor", "completion"),
+    *("estimate", "solve", "train", "eval", "compile", "export", "run", "bench", "shift", "speedup", "analyze"),
+    *("report", "reproduce", "zoo", "info", "data", "demo", "compare", "serve", "explore", "doctor", "completion"),
 ]
 GROUPS = ["results"]
 # Ctrl-C must reach it also where the tests run in the background of a shell, which lets its children ignore it.

@@ -93,8 +93,8 @@ def test_options_out_of_range_are_refused() -> None:
 
 
 def test_a_norm_it_cannot_take_over_is_refused_by_name() -> None:
-    model = Net(lambda m, x: m.logits(F.relu(m.norm(m.one(x)))), one=conv(3, 8), norm=nn.GroupNorm(2, 8), fc=fc(8))
-    with pytest.raises(ConfigError, match="FBS needs a plain BatchNorm2d behind unit 'one', got GroupNorm"):
+    model = Net(lambda m, x: m.logits(F.relu(m.norm(m.one(x)))), one=conv(3, 8), norm=nn.InstanceNorm2d(8), fc=fc(8))
+    with pytest.raises(ConfigError, match="FBS needs a plain BatchNorm2d behind unit 'one', got InstanceNorm2d"):
         gate(model, FBS(always=True), input_shape=SHAPE)
 
 

@@ -15,8 +15,21 @@ from small import ROOT
 import cofire
 
 OPTIONAL = [
-    *("MNN", "PIL", "jinja2", "matplotlib", "ncnn", "onnx", "onnxruntime", "openvino", "pnnx", "pyarrow", "scipy"),
-    *("sklearn", "starlette", "tensorboard", "timm", "tomli_w", "torchvision", "trackio", "uvicorn", "wandb"),
+    *(
+        "MNN",
+        "PIL",
+        "gradio",
+        "jinja2",
+        "matplotlib",
+        "ncnn",
+        "onnx",
+        "onnxruntime",
+        "openvino",
+        "pnnx",
+        "pyarrow",
+        "scipy",
+    ),
+    *("gradio", "sklearn", "starlette", "tensorboard", "timm", "tomli_w", "torchvision", "trackio", "uvicorn", "wandb"),
 ]
 
 IMPORT_EVERY_MODULE = """

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_engine import CLOSE, NAN, tensors
 from torch import Tensor
 
-from cofire.runtime import interpreter
+from cofire.runtime import interpreter, meanings
 from cofire.runtime.engine import Engine
 from cofire.runtime.program import (
     LIFTING,
@@ -23,17 +23,23 @@ from cofire.runtime.program import (
     Affine,
     Cat,
     Conv,
+    Deconv,
     Flatten,
     Gate,
     Group,
     Head,
     Move,
     Mul,
+    Norm,
     Op,
     Pool,
     Program,
+    Reduce,
+    Resample,
     Rescale,
     Shape,
+    Softmax,
+    Strided,
 )
 
 
@@ -101,7 +107,7 @@ class Maker:
 
     def act(self, lifting: bool = True) -> dict[str, Any]:
         act = self.random.choice([act for act in get_args(Act) if lifting or act not in LIFTING])
-        return {"act": act, "slope": 0.1 if act == "leaky" else 0.0}
+        return {"act": act, "slope": {"leaky": 0.1, "elu": 0.5, "hardtanh": 1.5}.get(act, 0.0)}
 
     def conv(self) -> None:
         src = self.source()
@@ -146,9 +152,11 @@ class Maker:
         assert src is not None
         shape = self.buffers[src]
         channels, *size = shape
-        kind = self.random.choice([Affine, Activation, Add, Mul, Cat, Move, Pool, Flatten, Rescale])
+        kind = self.random.choice([Affine, Activation, Add, Mul, Cat, Move, Pool, Flatten, Rescale, *MAPS])
         if kind is Rescale:
             self.rescale()
+        elif kind in MAPS:
+            MAPS[kind](self, src, shape)
         elif kind is Affine:
             lift = self.random.random() < 0.5
             shift = self.values(channels) if lift else torch.zeros(channels)
@@ -213,10 +221,80 @@ class Maker:
             adaptive=False,
             **own,
         )
-        touched = [interpreter._windows(op, i, n, sides[i]) for i, n in enumerate(shape[1:])]
+        touched = [meanings._windows(op, i, n, sides[i]) for i, n in enumerate(shape[1:])]
         if min(sides) >= 1 and all(places for windows in touched for places, _ in windows):
             given = {name: getattr(op, name) for name in ("kernel", "stride", "dilation", "padding")}
             self.emit(Pool, (src,), (shape[0], sides[0], sides[1]), **own, **given, adaptive=False)
+
+    def deconv(self, src: int, shape: Shape) -> None:
+        kernel, stride, dilation = (tuple(self.random.randint(1, most) for _ in "hw") for most in (4, 3, 2))
+        padding = tuple(self.random.randrange(3) for _ in range(4))
+        groups = self.random.choice([g for g in range(1, shape[0] + 1) if shape[0] % g == 0])
+        filters = groups * self.random.randint(1, 3)
+        sides = [
+            (n - 1) * stride[i]
+            + dilation[i] * (kernel[i] - 1)
+            + 1
+            - padding[i]
+            - padding[i + 2]
+            + self.random.randrange(max(stride[i], dilation[i]))
+            for i, n in enumerate(shape[1:])
+        ]
+        if min(sides) >= 1 and max(sides) <= 40:
+            own = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+            weight = self.values(shape[0], filters // groups, *kernel) / (shape[0] // groups) ** 0.5
+            self.emit(Deconv, (src,), (filters, sides[0], sides[1]), **own, weight=weight, bias=self.values(filters))
+
+    def resample(self, src: int, shape: Shape) -> None:
+        out = [self.random.randint(1, 9) for _ in "hw"]
+        taps = [self.random.randint(1, 3) for _ in "hw"]
+        places = [
+            tuple(self.random.randrange(n) for _ in range(m * k)) for n, m, k in zip(shape[1:], out, taps, strict=True)
+        ]
+        weights = [self.values(m, k) for m, k in zip(out, taps, strict=True)]
+        weights[0][0, 0] = 0
+        own = {"rows": places[0], "columns": places[1], "row_weights": weights[0], "column_weights": weights[1]}
+        self.emit(Resample, (src,), (shape[0], out[0], out[1]), **own)
+
+    def strided(self, src: int, shape: Shape) -> None:
+        """The three sides in another order, one of them backwards, some of one repeated or left out."""
+        channels, height, width = shape
+        digits = [[channels, height * width], [height, width], [width, 1]]
+        self.random.shuffle(digits)
+        begin = 0
+        if self.random.random() < 0.5:
+            begin = (digits[1][0] - 1) * digits[1][1]
+            digits[1][1] *= -1
+        if self.random.random() < 0.5:
+            digits[2][1] = 0
+        digits[0][0] = self.random.randint(1, digits[0][0])
+        sizes, strides = zip(*digits, strict=True)
+        out = sizes if self.random.random() < 0.5 else (sizes[0] * sizes[1], 1, sizes[2])
+        self.emit(Strided, (src,), out, sizes=sizes, strides=strides, begin=begin)
+
+    def reduce(self, src: int, shape: Shape) -> None:
+        channels = self.random.choice([n for n in range(1, shape[0] + 1) if shape[0] % n == 0])
+        self.emit(Reduce, (src,), (channels, *shape[1:]), op=self.random.choice(["sum", "avg", "max"]))
+
+    def softmax(self, src: int, shape: Shape) -> None:
+        ways = self.random.choice([n for n in range(1, shape[0] + 1) if shape[0] % n == 0])
+        self.emit(Softmax, (src,), shape, ways=ways, log=self.random.random() < 0.5)
+
+    def norm(self, src: int, shape: Shape) -> None:
+        over = self.random.choice(["group", "layer", "rms", "l2"])
+        groups = self.random.choice([n for n in range(1, shape[0] + 1) if shape[0] % n == 0]) if over == "group" else 1
+        own = {"over": over, "groups": groups, "epsilon": 0.1}
+        self.emit(Norm, (src,), shape, **own, scale=self.values(shape[0]), shift=self.values(shape[0]))
+
+
+MAPS: dict[type[Op], Callable[[Maker, int, Shape], None]] = {
+    Deconv: Maker.deconv,
+    Resample: Maker.resample,
+    Strided: Maker.strided,
+    Reduce: Maker.reduce,
+    Softmax: Maker.softmax,
+    Norm: Maker.norm,
+}
 
 
 def check_program(engine: Engine, x: Tensor, forced: dict[str, Tensor]) -> None:

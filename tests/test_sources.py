@@ -8,6 +8,7 @@ import logging
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -56,8 +57,8 @@ def test_sources_are_found_by_name():
         data.source("cifar")
     with pytest.raises(ConfigError, match="argument of data source 'synthetic': 'clases'; did you mean 'classes'"):
         data.source("synthetic", clases=3)
-    with pytest.raises(ConfigError, match="data source 'pictures' must be given test"):
-        data.source("pictures", train="somewhere")
+    with pytest.raises(ConfigError, match="data source 'pictures' must be given train"):
+        data.source("pictures", test="somewhere")
     with pytest.raises(ConfigError, match="train and test must be at least 1"):
         data.source("synthetic", test=0)
     with pytest.raises(ConfigError, match="must be at least 1, got n=0"):
@@ -259,9 +260,54 @@ def test_pictures_of_other_colour_modes_are_read_as_rgb(tmp_path):
         transparent = {"transparency": b"\0\1"} if mode == "P" else {}
         image.new(mode, (16, 16)).save(tmp_path / f"{mode}.{suffix}", **transparent)
     assert len(data.folder(tmp_path, size=14, labelled=False)) == 6
-    image.new("I;16", (16, 16)).save(tmp_path / "deep.png")
-    with pytest.raises(DataError, match=r"deep\.png cannot be read: must have 8 bits per channel"):
+    image.new("F", (16, 16)).save(tmp_path / "deep.tiff")
+    with pytest.raises(DataError, match=r"deep\.tiff cannot be read: must have 8 or 16 bits.*unreadable = \"skip\""):
         data.folder(tmp_path, size=14, labelled=False)
+    assert len(data.folder(tmp_path, size=14, labelled=False, unreadable="skip")) == 6
+
+
+def test_of_16_bits_per_channel_the_upper_8_are_read(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    image.fromarray(np.full((14, 14), 200 * 256 + 77, dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert data.folder(tmp_path, size=14, labelled=False).pixels_NCHW.unique().tolist() == [200]
+
+
+def test_a_picture_is_turned_as_its_exif_tag_says(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.zeros((14, 14, 3), dtype=np.uint8)
+    pixels[:, :7] = 255  # the left half is bright
+    turned = image.fromarray(pixels)
+    exif = turned.getexif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    turned.save(tmp_path / "turned.png", exif=exif)
+    found = data.folder(tmp_path, size=14, labelled=False).pixels_NCHW[0, 0]
+    assert found[:7].unique().tolist() == [255]
+    assert found[7:].unique().tolist() == [0]
+
+
+def test_a_picture_of_the_wanted_size_is_taken_as_it_is(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    pixels = np.random.RandomState(0).randint(0, 256, (14, 14, 3), dtype=np.uint8)
+    image.fromarray(pixels).save(tmp_path / "a.png")
+    found = data.folder(tmp_path, size=14, labelled=False).pixels_NCHW[0]
+    assert np.array_equal(found.permute(1, 2, 0).numpy(), pixels)
+
+
+def test_one_folder_of_class_folders_is_split_fairly_and_always_alike(tmp_path):
+    for label, name in enumerate(("cat", "dog")):
+        for n in range(10):
+            picture_file(tmp_path / name / f"{n}.png", 100 * label + n)
+    train, test = data.source("pictures", train=str(tmp_path), test=0.2, size=14)
+    assert (len(train), len(test)) == (16, 4)
+    assert test.label_N.bincount().tolist() == [2, 2]
+    seen = {int(pixels[0, 0, 0]) for part in (train, test) for pixels in part.pixels_NCHW}
+    assert len(seen) == 20
+    again = data.source("pictures", train=str(tmp_path), size=14)[1]
+    assert torch.equal(again.pixels_NCHW, test.pixels_NCHW)
+    with pytest.raises(ConfigError, match=r"a share of train to hold out in \(0, 1\), got 1"):
+        data.pictures(tmp_path, 1.0, size=14)
+    with pytest.raises(ConfigError, match="test must be a place where train is unlabelled"):
+        data.pictures(tmp_path, size=14, labelled=False)
 
 
 def test_folders_that_cannot_be_read_say_why(tmp_path):

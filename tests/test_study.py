@@ -22,7 +22,7 @@ pytest.importorskip("jinja2", reason="jinja2 is needed (extra report)")
 
 from cofire import CofireError, ConfigError, FileError, analysis, evaluate
 from cofire.analysis.page import page
-from cofire.analysis.study import Run, Study, find_dense, open_run, read_results, study
+from cofire.analysis.study import FinishedRun, Study, find_dense, open_run, read_results, study
 from cofire.cli import app
 from cofire.experiments.recipes import parse_experiment
 from cofire.experiments.runs import short_names, train_experiment
@@ -120,7 +120,7 @@ def test_one_class_is_enough(runs: dict[str, Path]) -> None:
     run = open_run(runs["gated"])
     assert run.images.label_N is not None
     one = run.images.take((run.images.label_N == run.images.label_N[0]).nonzero().flatten())
-    found = study(Run(**{**vars(run), "images": one}))
+    found = study(FinishedRun(**{**vars(run), "images": one}))
     (row,) = next(panel.rows for panel in found.panels if panel.name == "class_cost")
     assert row[1] == len(one)
 
@@ -129,7 +129,7 @@ def test_unlabelled_images_leave_honest_gaps(runs: dict[str, Path]) -> None:
     for kind in ("gated", "dense"):
         run = open_run(runs[kind])
         bare = type(run.images)(**{**vars(run.images), "label_N": None})
-        found = study(Run(**{**vars(run), "images": bare}))
+        found = study(FinishedRun(**{**vars(run), "images": bare}))
         gaps = {panel.name for panel in found.panels if panel.text == "These images have no labels."}
         assert gaps == ({"class_cost", "compressibility"} if kind == "gated" else {"class_accuracy"})
 

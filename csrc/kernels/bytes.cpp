@@ -84,8 +84,7 @@ void rows_of(const uint32_t* const* w, const Walk8& walk, int n, const Ending8& 
 template <int Rows>
 void columns_of(const uint32_t* const* w, const Walk8& walk, int begin, const Ending8& ending, const Rounding& rounding,
                 Kept* kept) {
-    ints found[Rows];
-    for (int r = 0; r < Rows; ++r) found[r] = splat(ending.start[r]);
+    ints found[Rows] = {};
     for (int i = 0; i < walk.column_count; ++i) {
         const uint32_t* column = walk.columns + i * walk.column_pitch;
         ints sum[Rows] = {};
@@ -94,10 +93,11 @@ void columns_of(const uint32_t* const* w, const Walk8& walk, int begin, const En
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) sum[r] = multiplied(sum[r], pixels, load(w[r] + k));
         }
-        for (int r = 0; r < Rows; ++r) found[r][i] += total(sum[r]);
+        for (int r = 0; r < Rows; ++r) found[r][i] = total(sum[r]);
     }
     for (int r = 0; r < Rows; ++r)
-        finish_some(found[r], begin, walk.column_count, rounding, Filter(ending, r), kept[r]);
+        finish_some(wrapped(found[r], splat(ending.start[r])), begin, walk.column_count, rounding, Filter(ending, r),
+                    kept[r]);
 }
 
 template <int Rows>
@@ -122,13 +122,13 @@ void finish(const int32_t* sums, int n, const Ending8& ending, int row) {
     Kept kept;
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) {
-        const ints sum = sums ? load(sums + i) + start : start;
+        const ints sum = sums ? wrapped(load(sums + i), start) : start;
         finish_vectors<1>(&sum, i, rounding, filter, kept);
     }
     if (i < n) {
-        ints sum = start;
-        for (int j = 0; sums && j < n - i; ++j) sum[j] += sums[i + j];
-        finish_some(sum, i, n - i, rounding, filter, kept);
+        ints sum = {};
+        for (int j = 0; sums && j < n - i; ++j) sum[j] = sums[i + j];
+        finish_some(wrapped(sum, start), i, n - i, rounding, filter, kept);
     }
     kept.end(ending, row);
 }

@@ -55,6 +55,61 @@ struct Silu {
     vec operator()(vec x) const { return x * Sigmoid()(x); }
 };
 
+inline vec magnitude(vec x) { return x < 0 ? -x : x; }
+
+// 1 - 2 / (e^2x + 1)
+struct Tanh {
+    vec operator()(vec x) const { return 1 - 2 / (1 + exponential(2 * x)); }
+};
+// erf by Abramowitz and Stegun 7.1.26: within 1.5e-7.
+struct Gelu {
+    vec operator()(vec x) const {
+        const vec u = magnitude(x) * 0.70710678f, t = 1 / (1 + 0.3275911f * u);
+        vec series = splat(1.061405429f);
+        series = series * t - 1.453152027f;
+        series = series * t + 1.421413741f;
+        series = series * t - 0.284496736f;
+        series = series * t + 0.254829592f;
+        const vec tail = series * t * exponential(-u * u) * 0.5f;  // of the normal distribution
+        return x * (x < 0 ? tail : 1 - tail);
+    }
+};
+struct GeluTanh {
+    vec operator()(vec x) const {
+        const vec even = min(x * x, splat(1e4f));
+        return x * Sigmoid()(x * (1.595769122f + 0.0713548163f * even));
+    }
+};
+struct Elu {
+    float slope;
+    vec operator()(vec x) const { return x < 0 ? (exponential(x) - 1) * slope : x; }
+};
+struct Hardtanh {
+    float bound;
+    vec operator()(vec x) const { return min(max(x, splat(-bound)), splat(bound)); }
+};
+// tanh(ln(1 + n)) = (n n + 2 n) / (n n + 2 n + 2)
+struct Mish {
+    vec operator()(vec x) const {
+        const vec n = exponential(min(x, splat(20))), product = n * (n + 2);
+        return x * (product / (product + 2));
+    }
+};
+// max(x, 0) + ln(1 + u), u = e^-|x|; ln(1 + u) = 2 artanh(u / (2 + u))
+struct Softplus {
+    vec operator()(vec x) const {
+        const vec u = exponential(-magnitude(x)), s = u / (2 + u), square = s * s;
+        vec series = splat(1.0f / 13);
+        series = series * square + 1.0f / 11;
+        series = series * square + 1.0f / 9;
+        series = series * square + 1.0f / 7;
+        series = series * square + 1.0f / 5;
+        series = series * square + 1.0f / 3;
+        series = series * square + 1;
+        return max(x, vec{}) + 2 * s * series;
+    }
+};
+
 // The last, incomplete vector goes through a local copy: what lies behind n may be another plane.
 inline vec load_some(const float* p, int n) {
     float lanes[kLanes] = {};
@@ -114,6 +169,20 @@ inline void with_activation(Act act, float slope, Go go) {
             return go(Sigmoid{});
         case Act::hardsigmoid:
             return go(Hardsigmoid{});
+        case Act::gelu:
+            return go(Gelu{});
+        case Act::gelu_tanh:
+            return go(GeluTanh{});
+        case Act::elu:
+            return go(Elu{slope});
+        case Act::tanh:
+            return go(Tanh{});
+        case Act::hardtanh:
+            return go(Hardtanh{slope});
+        case Act::mish:
+            return go(Mish{});
+        case Act::softplus:
+            return go(Softplus{});
     }
 }
 

@@ -144,19 +144,22 @@ inline void put(uint8_t* to, const ints* x) {
     for (int v = 0; v < Vectors; ++v) store(to + v * kLanes, narrowed(x[v]));
 }
 
+// Sums wrap around, also in lanes that hold nothing yet.
+inline ints wrapped(ints x, ints y) { return ints(words(x) + words(y)); }
+
 // sum + the products of the channels in a word of pixels and a word of weights
 inline ints multiplied(ints sum, words pixels, words weights) {
 #if defined(__AVX512VNNI__)
     return ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
 #elif defined(__AVX512BW__)
-    return sum + ints(_mm512_madd_epi16(__m512i(pixels), __m512i(weights)));
+    return wrapped(sum, ints(_mm512_madd_epi16(__m512i(pixels), __m512i(weights))));
 #elif defined(__AVX2__)
-    return sum + ints(_mm256_madd_epi16(__m256i(pixels), __m256i(weights)));
+    return wrapped(sum, ints(_mm256_madd_epi16(__m256i(pixels), __m256i(weights))));
 #elif defined(__SSE2__)
-    return sum + ints(_mm_madd_epi16(__m128i(pixels), __m128i(weights)));
+    return wrapped(sum, ints(_mm_madd_epi16(__m128i(pixels), __m128i(weights))));
 #else
     const ints low = ints(pixels << 16) >> 16, high = ints(pixels) >> 16;
-    return sum + low * (ints(weights << 16) >> 16) + high * (ints(weights) >> 16);
+    return wrapped(wrapped(sum, low * (ints(weights << 16) >> 16)), high * (ints(weights) >> 16));
 #endif
 }
 

@@ -262,7 +262,8 @@ inline Source quantized_net() {
         "\"quants\":[{\"buffer\":1,\"scale\":0.05,\"zero\":120},{\"buffer\":2,\"scale\":0.1,\"zero\":0},"
         "{\"buffer\":3,\"scale\":0.1,\"zero\":9},{\"buffer\":4,\"scale\":0.1,\"zero\":9},"
         "{\"buffer\":5,\"scale\":0.1,\"zero\":9},{\"buffer\":6,\"scale\":0.1,\"zero\":9},"
-        "{\"buffer\":9,\"scale\":0.5,\"zero\":128},{\"buffer\":10,\"scale\":0.1,\"zero\":9}]";
+        "{\"buffer\":9,\"scale\":0.5,\"zero\":128},{\"buffer\":10,\"scale\":0.1,\"zero\":9}],"
+        "\"more_outputs\":[],\"structure\":null,\"card\":{}";
     std::vector<TensorText> bytes;  // behind all others
     const auto conv = [&](const std::string& name, const std::vector<int>& src, int dst, std::vector<int> weight,
                           const std::string& window, const std::string& clamp, const std::string& gate) {
@@ -302,6 +303,38 @@ inline Source quantized_net() {
     add_op(&net, "quantize", "again", {7}, 9, "");
     conv("fc", {9}, 8, {5, 8, 1, 1}, window_attrs(1, 1, {0, 0, 0, 0}), all, "null");
     net.tensors.insert(net.tensors.end(), bytes.begin(), bytes.end());
+    return net;
+}
+
+// Version 3: maps of other sizes and orders, ops over channels, two outputs. The input of `norm` has channels that may
+// be off.
+inline Source maps_net() {
+    Source net;
+    net.head =
+        "\"version\":3,\"input\":0,\"output\":4,\"output_shape\":[2,15],"
+        "\"buffers\":[[4,3,2],[6,5,3],[6,5,3],[6,4,6],[2,5,3],[6,5,3],[2,5,9]],"
+        "\"groups\":[{\"name\":\"up\",\"filters\":6}],\"threshold\":0.0,"
+        "\"more_outputs\":[{\"buffer\":3,\"shape\":[6,4,6]},{\"buffer\":6,\"shape\":[90]}],"
+        "\"structure\":{\"tuple\":[0,{\"dict\":{\"map\":1,\"turned\":2}}]},\"card\":{\"classes\":[\"a\",\"b\"]},"
+        "\"quants\":[]";
+    add_tensor(&net, "up.weight", {4, 3, 3, 2});
+    add_tensor(&net, "up.bias", {6});
+    add_tensor(&net, "head.weight", {6, 4});
+    add_op(&net, "deconv", "up", {0}, 1,
+           "\"kernel\":[3,2],\"stride\":[2,1],\"padding\":[1,0,1,0],\"dilation\":[1,1],\"groups\":2",
+           {"up.weight", "up.bias"},
+           new_head_gate(0, "max", false, "head.weight", "", "\"top\":null,\"scale\":false,\"src\":null"));
+    add_tensor(&net, "norm.scale", {6});
+    add_tensor(&net, "norm.shift", {6});
+    add_op(&net, "norm", "norm", {1}, 2, "\"over\":\"group\",\"groups\":3,\"epsilon\":1e-5",
+           {"norm.scale", "norm.shift"});
+    add_tensor(&net, "size.rows", {4, 2});
+    add_tensor(&net, "size.columns", {6, 1});
+    add_op(&net, "resample", "size", {2}, 3, "\"rows\":[0,1,1,2,3,2,4,4],\"columns\":[0,0,1,1,2,2]",
+           {"size.rows", "size.columns"});
+    add_op(&net, "softmax", "soft", {2}, 5, "\"ways\":3,\"log\":true");
+    add_op(&net, "reduce", "sum", {5}, 4, "\"op\":\"avg\"");
+    add_op(&net, "strided", "turn", {5}, 6, "\"sizes\":[2,5,9],\"strides\":[45,-1,5],\"begin\":4");
     return net;
 }
 

@@ -256,6 +256,11 @@ class WellFormed {
         int64_t shown = 1;
         for (int side : program_.output_shape) shown *= side;
         if (shown != shape(program_.output).size()) return "output_shape";
+        for (const Output& more : program_.more_outputs) {
+            int64_t size = 1;
+            for (int side : more.shape) size *= side;
+            if (!is_buffer(more.buffer) || size != shape(more.buffer).size()) return "more outputs";
+        }
         written_[size_t(program_.input)] = true;
         for (const Op& op : program_.ops)
             if (const char* what = problem(op)) return what;
@@ -357,6 +362,21 @@ class WellFormed {
                 return dst.c == src.size() && dst.area() == 1 ? nullptr : "flatten";
             case Kind::rescale:
                 return src == dst && op.lift && inside(op.shift, src.c) ? nullptr : "rescale";
+            case Kind::deconv:
+                return problem_of_deconv(op, src, dst);
+            case Kind::resample:
+                return problem_of_resample(op, src, dst);
+            case Kind::strided:
+                return problem_of_strided(op, src, dst);
+            case Kind::reduce:
+                return src.c % dst.c == 0 && src.area() == dst.area() ? nullptr : "reduce";
+            case Kind::softmax:
+                return src == dst && op.ways >= 1 && src.c % op.ways == 0 ? nullptr : "softmax";
+            case Kind::norm:
+                return src == dst && op.groups >= 1 && src.c % op.groups == 0 && op.epsilon > 0 &&
+                               inside(op.weight, src.c) && inside(op.bias, src.c)
+                           ? nullptr
+                           : "norm";
         }
         return "kind";
     }
@@ -394,6 +414,37 @@ class WellFormed {
         if (!fits(int64_t(src.h) + p.top + p.bottom, dst.h, op.kernel.h, op.stride.h, op.dilation.h)) return "height";
         if (!fits(int64_t(src.w) + p.left + p.right, dst.w, op.kernel.w, op.stride.w, op.dilation.w)) return "width";
         return nullptr;
+    }
+
+    const char* problem_of_deconv(const Op& op, const Shape& src, const Shape& dst) const {
+        if (op.groups < 1 || src.c % op.groups != 0 || dst.c % op.groups != 0) return "groups";
+        if (op.kernel.h < 1 || op.kernel.w < 1 || op.stride.h < 1 || op.stride.w < 1) return "kernel or stride";
+        const int64_t taps = int64_t(op.kernel.h) * op.kernel.w;
+        return inside(op.weight, taps * src.c * (dst.c / op.groups)) && inside(op.bias, dst.c) ? nullptr : "weights";
+    }
+
+    const char* problem_of_resample(const Op& op, const Shape& src, const Shape& dst) const {
+        const int64_t rows = int64_t(op.rows.size()), columns = int64_t(op.columns.size());
+        if (src.c != dst.c || rows < 1 || columns < 1 || rows % dst.h != 0 || columns % dst.w != 0) return "resample";
+        for (int row : op.rows)
+            if (row < 0 || row >= src.h) return "resample's rows";
+        for (int column : op.columns)
+            if (column < 0 || column >= src.w) return "resample's columns";
+        return inside(op.weight, rows) && inside(op.bias, columns) ? nullptr : "resample's weights";
+    }
+
+    const char* problem_of_strided(const Op& op, const Shape& src, const Shape& dst) const {
+        if (op.sizes.size() != op.strides.size() || op.sizes.size() > 8) return "digits";
+        if (op.channels.size() != size_t(dst.c)) return "strided's channels";
+        int64_t low = op.begin, high = op.begin, count = 1;
+        for (size_t i = 0; i < op.sizes.size(); ++i) {
+            const int64_t far = int64_t(op.sizes[i] - 1) * op.strides[i];
+            (far < 0 ? low : high) += far;
+            count *= op.sizes[i];
+        }
+        for (int channel : op.channels)
+            if (channel < -1 || channel >= src.c) return "strided's channels";
+        return low >= 0 && high < src.size() && count == dst.size() ? nullptr : "strided's reach";
     }
 
     const char* problem_of_move(const Op& op, const Shape& src, const Shape& dst) const {
@@ -466,7 +517,7 @@ std::string random_tuning(const Program& program, SplitMix* random) {
 void run(Program program, const char* kernel, const std::string& tuning) {
     const float threshold = program.threshold;
     const std::vector<float> input(size_t(program.buffers[size_t(program.input)].size()));
-    std::vector<float> output(size_t(program.buffers[size_t(program.output)].size()));
+    std::vector<float> output(size_t(program.output_size()));
     const Engine engine(std::move(program), kernel, tuning);
     Call call{};
     call.input = input.data();
@@ -526,7 +577,8 @@ void try_case(const std::string& bytes, SplitMix* random, Tally* tally) {
 
 std::vector<Seed> valid_files() {
     std::vector<Seed> seeds;
-    for (const Source& net : {residual_net(), elementwise_net(), depthwise_net(), policy_net(), quantized_net()}) {
+    for (const Source& net :
+         {residual_net(), elementwise_net(), depthwise_net(), policy_net(), maps_net(), quantized_net()}) {
         const std::vector<uint8_t> data = data_of(net);
         seeds.push_back({header_of(program_of(net), net.tensors), std::string(data.begin(), data.end())});
     }

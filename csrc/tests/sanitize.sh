@@ -33,6 +33,6 @@ run build/asan/csrc/tests/test_capi
 run build/asan/csrc/tests/test_engine
 run build/asan/csrc/tests/fuzz_program "$cases" 1
 build tsan thread test_conv8 test_capi test_engine
-run build/tsan/csrc/tests/test_conv8 20 0.1
+run build/tsan/csrc/tests/test_conv8 20 0
 run build/tsan/csrc/tests/test_capi
 run build/tsan/csrc/tests/test_engine

@@ -131,6 +131,28 @@ void test_run() {
     cofire_free(engine);
 }
 
+void test_several_outputs() {
+    cofire_engine* engine = loaded(maps_net());
+    int count = 0, shape[3] = {0, 0, 0};
+    size_t size = 0;
+    CHECK(cofire_output_count(engine, &count) == COFIRE_OK && count == 3);
+    CHECK(cofire_output_size(engine, &size) == COFIRE_OK && size == 30 + 144 + 90);
+    CHECK(cofire_output_shape(engine, 1, shape) == COFIRE_OK && shape[0] == 6 && shape[1] == 4 && shape[2] == 6);
+    CHECK(cofire_output_shape(engine, 3, shape) == COFIRE_BAD_ARGUMENT && says("number must be 0 to 2, got 3"));
+    CHECK(cofire_output_shape(engine, -1, shape) == COFIRE_BAD_ARGUMENT);
+    CHECK(cofire_output_shape(nullptr, 0, shape) == COFIRE_BAD_ARGUMENT);
+    CHECK(cofire_output_count(engine, nullptr) == COFIRE_BAD_ARGUMENT);
+    std::vector<float> input(2 * 24), one(size), both(2 * size);
+    for (size_t i = 0; i < input.size(); ++i) input[i] = float(i % 7) / 4 - 1;
+    CHECK(cofire_run(engine, input.data() + 24, 1, one.data(), 1) == COFIRE_OK);
+    CHECK(cofire_run(engine, input.data(), 2, both.data(), 1) == COFIRE_OK);
+    // Each output for both images, one after the other.
+    for (size_t i = 0; i < 30; ++i) CHECK(one[i] == both[30 + i]);
+    for (size_t i = 0; i < 144; ++i) CHECK(one[30 + i] == both[60 + 144 + i]);
+    for (size_t i = 0; i < 90; ++i) CHECK(one[174 + i] == both[348 + 90 + i]);
+    cofire_free(engine);
+}
+
 // The text belongs to the thread whose call failed.
 void test_errors_are_per_thread() {
     CHECK(cofire_output_size(nullptr, nullptr) == COFIRE_BAD_ARGUMENT);
@@ -151,6 +173,7 @@ int main() {
     test_sizes();
     test_threshold();
     test_run();
+    test_several_outputs();
     test_errors_are_per_thread();
     std::printf("%d checks, %d failures\n", checks, failures);
     return failures == 0 ? 0 : 1;

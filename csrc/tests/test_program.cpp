@@ -209,6 +209,16 @@ void test_valid_policy() {
     CHECK(fc.head.pooling == Pooling::abs && fc.head.source == 0 && fc.head.inputs({3, 8, 8}) == 3 && fc.head.softmax);
 }
 
+void test_valid_maps() {
+    const Program program = load(maps_net());
+    CHECK(program.more_outputs.size() == 2 && program.more_outputs[1].buffer == 6 && program.output_size() == 264);
+    CHECK(program.ops[0].kind == Kind::deconv && program.ops[0].groups == 2 && program.ops[0].decides);
+    CHECK(program.ops[1].norm == Norm::group && program.ops[1].groups == 3);
+    CHECK(program.ops[2].rows.size() == 8 && program.ops[2].columns.size() == 6);
+    CHECK(program.ops[3].ways == 3 && program.ops[3].log && program.ops[4].reduction == Reduction::avg);
+    CHECK(program.ops[5].channels == (std::vector<int>{-1, -1}));  // both are made of three channels
+}
+
 void test_valid_variants() {
     // Names beyond ASCII, spaces around the header, keys in another order.
     LOADS(with_op(residual_net(), "flat", "\"flat\"", "\"fl\xC3\xA4t\\u00e4\""));
@@ -431,13 +441,57 @@ void test_rescale() {
     REFUSED(old, "op 6 (\"again\"): kind must be one that version 1 has, got \"rescale\"");
 }
 
+// ---- What version 3 has ----
+
+void test_outputs() {
+    const Source net = maps_net();
+    LOADS(with_head(net, "\"shape\":[90]", "\"shape\":[9,10,1,1]"));
+    REFUSED(with_head(net, "\"shape\":[90]", "\"shape\":[91]"), "must have as many elements as the output buffer");
+    REFUSED(with_head(net, "\"buffer\":6", "\"buffer\":7"), "buffer must be an integer from 0 to 6");
+    REFUSED(with_head(net, "\"buffer\":3,\"shape\":[6,4,6]", "\"buffer\":0,\"shape\":[24]"), "must not be the input");
+    for (const char* structure :
+         {"null", "0", "{\"tuple\":[0,1]}", "{\"tuple\":[0,1,1]}", "{\"list\":[0,1,2,{}]}", "{}"})
+        REFUSED(with_head(net, "{\"tuple\":[0,{\"dict\":{\"map\":1,\"turned\":2}}]}", structure), "structure must be");
+    REFUSED(with_head(net, "{\"tuple\":[0", "{\"set\":[0"), "structure must be tuple, list or dict");
+    REFUSED(with_head(net, "{\"tuple\":[0", "{\"tuple\":[3"), "structure must be an integer from 0 to 2, got 3");
+    REFUSED(with_head(net, "\"card\":{\"classes\":[\"a\",\"b\"]}", "\"card\":[]"), "card must be an object");
+    REFUSED(with_head(net, ",\"structure\":{", ",\"x\":{"), "unknown key \"x\"");
+    REFUSED(with_head(net, "\"version\":3", "\"version\":2"), "unknown key \"more_outputs\"");
+}
+
+void test_maps() {
+    const Source net = maps_net();
+    const std::string up = "op 0 (\"up\"): ", turn = "op 5 (\"turn\"): ", size = "op 2 (\"size\"): ";
+    REFUSED(with_op(net, "up", "\"stride\":[2,1]", "\"stride\":[3,1]"), up + "output height must be 7 to 9, got 5");
+    REFUSED(with_op(net, "up", "\"padding\":[1,0,1,0]", "\"padding\":[1,0,0,0]"), up + "output height must be 6 to 7");
+    LOADS(with_op(net, "up", "\"padding\":[1,0,1,0]", "\"padding\":[1,0,2,0]"));
+    REFUSED(with_op(net, "up", "\"groups\":2", "\"groups\":4"), up + "groups must divide the channels 4 and 6, got 4");
+    REFUSED(with_op(net, "up", "\"groups\":2", "\"groups\":1"), "must have the shape [4, 6, 3, 2], got [4, 3, 3, 2]");
+    REFUSED(with_op(net, "size", "4,4]", "4,5]"), size + "each of rows must be an integer from 0 to 4, got 5");
+    REFUSED(with_op(net, "size", ",4,4]", ",4]"), size + "rows must have as many entries for each of 4, got 7");
+    REFUSED(with_op(net, "size", "\"columns\":[0,0,1,1,2,2]", "\"columns\":[]"), size + "columns must have as many");
+    REFUSED(with_op(net, "turn", "\"begin\":4", "\"begin\":3"), turn + "strides must stay inside the source");
+    REFUSED(with_op(net, "turn", "\"begin\":4", "\"begin\":6"), turn + "strides must stay inside the source");
+    REFUSED(with_op(net, "turn", "[45,-1,5]", "[45,-1]"), turn + "strides must be a list of 3");
+    REFUSED(with_op(net, "turn", "[2,5,9]", "[3,5,6]"), turn + "the first of sizes must make up the channels, 2");
+    REFUSED(with_op(net, "turn", "[2,5,9]", "[2,5,8]"), turn + "sizes must be factors of the output's 90");
+    REFUSED(with_op(net, "soft", "\"ways\":3", "\"ways\":4"), "ways must be a divisor of the channels, 6, got 4");
+    REFUSED(with_op(net, "sum", "\"avg\"", "\"min\""), "op must be one of sum avg max, got \"min\"");
+    REFUSED(with_op(net, "norm", "\"groups\":3", "\"groups\":4"), "groups must be a divisor of the channels");
+    REFUSED(with_op(net, "norm", "\"group\"", "\"layer\""), "groups must be a divisor of the channels, or 1");
+    REFUSED(with_op(net, "norm", "1e-5", "0.0"), "epsilon must be 1e-30 or more, got 0");
+    Source old = with_head(residual_net(), "[5,1,1]],", "[5,1,1],[1,8,8]],");
+    add_op(&old, "reduce", "sum", {2}, 6, "\"op\":\"sum\"");
+    REFUSED(old, "op 6 (\"sum\"): kind must be one that version 1 has, got \"reduce\"");
+}
+
 // ---- Ops ----
 
 void test_op_members() {
     const Source net = residual_net();
-    REFUSED(
-        with_op(net, "flat", "\"flatten\"", "\"reshape\""),
-        "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale conv8 quantize dequantize, got \"reshape\"");
+    REFUSED(with_op(net, "flat", "\"flatten\"", "\"reshape\""),
+            "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale deconv "
+            "resample strided reduce softmax norm conv8 quantize dequantize, got \"reshape\"");
     REFUSED(with_op(net, "flat", "\"kind\":\"flatten\",", ""), "op 4: it lacks the key \"kind\"");
     REFUSED(with_op(net, "flat", "\"dst\":4", "\"dst\":4,\"dst2\":4"), "op 4: it has the unknown key \"dst2\"");
     REFUSED(with_op(net, "flat", "\"name\":\"flat\"", "\"name\":4"), "op 4: name must be a string, got 4");
@@ -526,7 +580,8 @@ void test_conv() {
     REFUSED(with("\"groups\":2", "\"groups\":4"),
             "\"dilated.weight\" must have the shape [4, 2, 3, 3], got [4, 4, 3, 3]");
     REFUSED(with("\"dilated.bias\"", "\"fc.bias\""), op + "the tensor \"fc.bias\" must have the shape [4], got [3]");
-    REFUSED(with("\"act\":\"none\"", "\"act\":\"gelu\""), op + "act must be one of none relu relu6 leaky silu");
+    REFUSED(with("\"act\":\"none\"", "\"act\":\"exp\""), op + "act must be one of none relu relu6 leaky silu");
+    REFUSED(with("\"act\":\"none\"", "\"act\":\"gelu\""), op + "act must be one that version 1 has, got \"gelu\"");
     REFUSED(with("\"act\":\"none\"", "\"act\":0"), op + "act must be one of");
     REFUSED(with("\"slope\":0.0", "\"slope\":0.1"), op + "slope must be 0 where act is not leaky, got 0.1");
     REFUSED(with("\"residual\":false", "\"residual\":0"), op + "residual must be true or false, got 0");
@@ -726,6 +781,7 @@ void run_all() {
     test_valid_depthwise();
     test_valid_policy();
     test_valid_quantized();
+    test_valid_maps();
     test_valid_variants();
     test_container();
     test_tensor_entries();
@@ -735,6 +791,8 @@ void run_all() {
     test_heads();
     test_new_heads();
     test_rescale();
+    test_outputs();
+    test_maps();
     test_op_members();
     test_order();
     test_in_place();

@@ -34,12 +34,15 @@ The files, in the data's way; each imports only from files above it:
         packages.py      networks of timm and torchvision
     graph/
         units.py         what can be switched off, and where gates may sit
+        following.py     torch.fx as far as it goes; the rest as it is
         tracing.py       nn.Module -> flat list of calls
         ops.py           what one call is
         walk.py          calls -> ops, by running them once
         graph.py         calls and ops -> Graph
         live.py          which channels can be non-zero at each op
         masks.py         what a mask switches off: filters, pixels, blocks
+        branches.py      residual branches, from fork to addition
+        hidden.py        convs inside what could not be followed
         placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/
@@ -50,6 +53,7 @@ The files, in the data's way; each imports only from files above it:
         base.py          what a method is; the registry of methods
         per_group.py     a method as one gate per group
         switchboard.py   what a gated forward calls at each site
+        forward.py       calls and sites -> the gated forward
         gating.py        gate(model, config) -> GatedModel
         fixed.py         the same filters for every image
         ftwt.py          Fire Together Wire Together
@@ -70,15 +74,18 @@ The files, in the data's way; each imports only from files above it:
         folding.py       a program -> the same function in fewer ops
         building.py      ops under construction
         elementwise.py   a function of one element -> scale and shift, or an activation
+        maps.py          resampling, reductions, softmax, norms and standardised weights -> attrs, by trying
         windows.py       arguments of convs and poolings -> kernel, stride, padding
         gates.py         units and gates -> which calls carry which gate
         lowering.py      model -> program
         integers.py      what int8 does to numbers, in plain torch
+        meanings.py      what each op computes, in plain torch
         interpreter.py   what a program means, in plain torch
         ranges.py        what buffers hold for a few images -> scales of 8 bits
         quantizing.py    program -> the same in int8
         quantized.py     quantize(model, images) -> Quantized
         profile.py       where the time of a call goes, op by op
+        forced.py        masks that the caller gives
         engine.py        compile(model) -> Engine
         observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate
@@ -101,8 +108,9 @@ The files, in the data's way; each imports only from files above it:
         processes.py     the processes of a run
         averaging.py     a moving average of weights
         callbacks.py     what may be done to a run from outside
-        layout.py        weights laid out for fast steps
+        memory_format.py  weights laid out for fast steps
         setup.py         what learns, and its seeds
+        task.py          output and target -> loss
         loop.py          fit()
     pruning/
         channels.py      channels that leave together, and the MACs that remain
@@ -137,6 +145,7 @@ The files, in the data's way; each imports only from files above it:
         twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them
     export.py            model -> ONNX
+    exporting.py         its command line
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
         routes.py        clusters, core and silent filters, agreement, redundancy
@@ -193,6 +202,12 @@ The files, in the data's way; each imports only from files above it:
     demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
+    explore/
+        subject.py       what is looked at: an engine, pictures, the model
+        look.py          one picture through it, all filters and gated
+        drawing.py       that as HTML: cards, a wall of lights, heatmaps
+        page.py          the page
+        command.py       its command line
     completion.py        scripts for shells, made of the command line
     public.py            every name of `cofire`
     cli.py               the command line

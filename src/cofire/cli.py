@@ -29,6 +29,8 @@ from cofire.experiments.recipes import read_experiment
 from cofire.experiments.reproduce import made_on, run_missing, tables
 from cofire.experiments.reproduce import reproduce as reproduce_table
 from cofire.experiments.twin import train_twin
+from cofire.explore.command import explore
+from cofire.exporting import export
 from cofire.files.atomic import write_json
 from cofire.gates.base import gate_types
 from cofire.gates.gating import GatedModel, describe_backbone
@@ -213,11 +215,13 @@ def run(
 
 
 app.command(name="bench")(bench)
+app.command(name="export")(export)
 app.command(name="analyze")(analyze)
 app.command(name="report")(report)
 app.command(name="shift")(shift)
 app.command(name="compare")(compare)
 app.command(name="serve")(serve)
+app.command(name="explore")(explore)
 app.command(name="doctor")(doctor)
 app.command(name="speedup")(speedup)
 app.add_typer(results_app, name="results")

@@ -197,7 +197,8 @@ def solve_ratio(
     Args:
         macs: share of the dense MACs that REMAINS, in (0, 1); 0.5 is half.
         latency_ms: milliseconds for one image in the native engine, one thread, heads included; predicted from timings
-            of every op at several keep rates, then measured at the ratio found.
+            of every op at several keep rates, then measured at the ratio found. A budget that every ratio meets gives
+            r = 1.
 
     Raises:
         ConfigError: no ratio reaches the budget; says what can be reached.
@@ -211,7 +212,7 @@ def solve_ratio(
     remains = [1 - saved for saved in table.reduction["executed"]] if timer is None else timer.curve(table)
     budget = macs if macs is not None else latency_ms
     assert budget is not None
-    if not remains[0] <= budget <= remains[-1]:
+    if budget < remains[0]:
         what, unit = ("macs", "of its MACs") if timer is None else ("latency_ms", "ms")
         raise ConfigError(
             f"{what}={budget} cannot be reached: from the smallest ratio to r = 1 this model takes between "
@@ -240,7 +241,7 @@ class _Timer:
     """Milliseconds of a model in the native engine: predicted for any estimate, measured for a config."""
 
     def __init__(self, model: nn.Module, config: GateConfig, loader: AnyLoader) -> None:
-        images, _ = next(iter(feed(loader, "compiling")))
+        images, _ = next(iter(feed(loader, "compiling", labels=False)))
         self.images = images[:_TIMED].float().cpu()
         self.model = model
         self.engine = compile(self._gated(config))
@@ -282,7 +283,7 @@ def _one_pass(
 ) -> Estimate:
     totals: _Totals | None = None
     with ExitStack() as stack:
-        for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}"):
+        for x_BCHW, _ in feed(loader, "estimating" if masks == "open" else f"applying r = {ratios[0]:g}", labels=False):
             shape = (int(x_BCHW.shape[1]), int(x_BCHW.shape[2]), int(x_BCHW.shape[3]))
             if totals is None:
                 totals = _Totals(gate(model, config, input_shape=shape), ratios)

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
 
-from cofire.data.feeding import AnyLoader, feed
-from cofire.errors import DataError
+from cofire.data.feeding import AnyLoader, feed, map_tensors
+from cofire.errors import ConfigError, DataError
 from cofire.gates.base import Decision
 from cofire.gates.gating import GatedModel
 from cofire.graph.cost import COLUMNS, Column, Cost, cost
@@ -28,8 +28,12 @@ from cofire.graph.graph import trace
 from cofire.graph.tracing import evaluating
 from cofire.text import percent, rendered
 
+_OF_LOGITS = ("top1", "top5", "loss")
 Watch = Callable[[Tensor, Tensor], None]
 """Sees (logits_BK, label_B)."""
+Metric = Callable[[Any, Any], Mapping[str, Tensor]]
+"""(output, target) -> metrics by name, each a number per sample (B,), higher is better. ``output`` is what the model
+returns for a batch, ``target`` the batch's second part as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,7 @@ class ClassReport:
 class Report:
     """What a model does on a set of ``n`` images; shares in [0, 1].
 
+    ``metrics`` holds the means of the caller's own; then ``top1``, ``top5`` and ``loss`` are nan and classes empty.
     ``reduction[column]`` is the mean share of dense MACs saved and ``spread`` its standard deviation over samples.
     Per site: ``keep_rate``, the share of its filters, positions or branches that ran, ``mask_accuracy`` against the
     targets, ``empty`` the number of samples for which nothing ran there.
@@ -65,20 +70,27 @@ class Report:
     bits: float | None = None
     """Bits per filter: how much a filter's gate depends on the image, mean over filters. 0 for one mask for all
     images, 1 where each filter runs for half of them. None for a method that does not decide on filters."""
+    metrics: dict[str, float] = field(default_factory=dict)
     twin_top1: float | None = None
     """Of the static twin on the same images, if one was given."""
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
         per_class = {str(label): dataclasses.asdict(part) for label, part in self.per_class.items()}
-        return {**dataclasses.asdict(self), "per_class": per_class}
+        found = {**dataclasses.asdict(self), "per_class": per_class}
+        if not self.metrics:
+            return {name: value for name, value in found.items() if name != "metrics"}
+        return {**found, "top1": None, "top5": None, "loss": None}
 
     def __str__(self) -> str:
         return rendered(self.__rich__())
 
     def __rich__(self) -> Table:
         table = Table(title=f"n = {self.n}, dense {self.dense_macs:,} MACs", title_justify="left", show_header=False)
-        table.add_row("top-1 / top-5", f"{percent(self.top1, 2)} / {percent(self.top5, 2)}")
+        if not self.metrics:
+            table.add_row("top-1 / top-5", f"{percent(self.top1, 2)} / {percent(self.top5, 2)}")
+        for name, value in self.metrics.items():
+            table.add_row(name, f"{value:.4f}")
         for column in COLUMNS:
             saved = f"{percent(self.reduction[column])} ± {100 * self.spread[column]:.1f} saved"
             table.add_row(f"MACs, {column}", saved)
@@ -106,6 +118,7 @@ def evaluate(
     text: str = "evaluating",
     dense_macs: int | None = None,
     watch: Watch | None = None,
+    metric: Metric | None = None,
     twin: nn.Module | None = None,
 ) -> Report:
     """Accuracy and cost of ``model``, gated or plain, in eval mode.
@@ -117,19 +130,34 @@ def evaluate(
         dense_macs: what reductions are shares of. Default: the model's own MACs with nothing switched off; for a pruned
             model those of the network it was cut from are of more interest.
         watch: sees the logits and labels of each batch; ``model.masks`` are those of the batch then.
-        twin: the model's static twin (`static_twin`), whose accuracy is put beside its own.
+        metric: what to measure in place of accuracy, for models that return anything but logits: see `Metric`. Targets
+            may have any form then.
+        twin: the model's static twin (`static_twin`), whose accuracy is put beside its own; goes without a ``metric``.
     """
-    sums, twin_right = _Sums(model, dense_macs, watch), 0
+    if metric is not None and twin is not None:
+        raise ConfigError("evaluate takes a metric of your own or a twin, got both")
+    sums, twin_right = _Sums(model, dense_macs, watch, metric), 0
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    for x_BCHW, label_B in feed(loader, text):
-        if label_B is None:
+    for x_BCHW, target in feed(loader, text, labels=metric is None):
+        if target is None:
             raise DataError("evaluate needs labelled images; for unlabelled ones use estimate")
-        sums.add(x_BCHW.to(device), label_B.to(device))
+        x_BCHW, target = map_tensors((x_BCHW, target), lambda tensor: tensor.to(device))
+        sums.add(x_BCHW, target)
         if twin is not None:
             with torch.no_grad(), evaluating(twin):
-                twin_right += int((twin(x_BCHW.to(device)).argmax(1) == label_B.to(device)).sum())
+                twin_right += int((twin(x_BCHW).argmax(1) == target).sum())
     report = sums.report()
     return report if twin is None else dataclasses.replace(report, twin_top1=twin_right / report.n)
+
+
+def require_logits(output: Any, who: str, instead: str) -> Tensor:
+    """What a model returned, if it is logits (B, K)."""
+    if isinstance(output, Tensor) and output.ndim == 2:
+        return output
+    got = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    raise DataError(
+        f"{who} takes a model whose output is logits (B, K), got {got}; for another task bring your own: {instead}"
+    )
 
 
 def check_labels(label_B: Tensor, classes: int) -> None:
@@ -142,8 +170,8 @@ def check_labels(label_B: Tensor, classes: int) -> None:
 class _Sums:
     """Sums over batches, so that memory does not grow with the set."""
 
-    def __init__(self, model: nn.Module, whole: int | None, watch: Watch | None) -> None:
-        self.model, self.whole, self.watch = model, whole, watch
+    def __init__(self, model: nn.Module, whole: int | None, watch: Watch | None, metric: Metric | None) -> None:
+        self.model, self.whole, self.watch, self.metric = model, whole, watch, metric
         self.parts = {path: part for path, part in model.named_modules() if isinstance(part, GatedModel)}
         self.n = 0
         self.sums: dict[Any, float] = defaultdict(float)
@@ -152,15 +180,38 @@ class _Sums:
         self.dense_macs = 0
         self.on: dict[str, Tensor] = {}
 
-    def add(self, x_BCHW: Tensor, label_B: Tensor) -> None:
+    def add(self, x_BCHW: Tensor, target: Any) -> None:
         with torch.no_grad(), evaluating(self.model):
-            logits_BK = self._forward(x_BCHW)
+            output = self._forward(x_BCHW)
+        saved_B = self._add_cost(x_BCHW)
+        if self.metric is not None:
+            self._add_metrics(self.metric(output, target), len(x_BCHW))
+        else:
+            self._add_logits(require_logits(output, "evaluate", "metric=..."), target, saved_B)
+        self.n += len(x_BCHW)
+
+    def _add_metrics(self, metrics: Mapping[str, Tensor], batch: int) -> None:
+        for name, value_B in metrics.items():
+            if not isinstance(value_B, Tensor) or value_B.shape != (batch,):
+                got = tuple(value_B.shape) if isinstance(value_B, Tensor) else type(value_B).__name__
+                raise DataError(f"metric {name!r} must be a number for each of {batch} samples, ({batch},), got {got}")
+            self.sums["metric", name] += float(value_B.double().sum())
+
+    def _add_logits(self, logits_BK: Tensor, label_B: Tensor, saved_B: Tensor) -> None:
         check_labels(label_B, logits_BK.shape[1])
         ranked = logits_BK.topk(min(5, logits_BK.shape[1]), dim=1).indices
         hit = ranked == label_B[:, None]
         self.sums["top1"] += float(hit[:, 0].sum())
         self.sums["top5"] += float(hit.any(1).sum())
         self.sums["loss"] += float(F.cross_entropy(logits_BK.float(), label_B, reduction="sum"))
+        for label, right, share in zip(label_B.tolist(), hit[:, 0].tolist(), saved_B.tolist(), strict=True):
+            counts = self.classes[label]
+            counts[:] = counts[0] + 1, counts[1] + right, counts[2] + share
+        if self.watch is not None:
+            self.watch(logits_BK, label_B)
+
+    def _add_cost(self, x_BCHW: Tensor) -> Tensor:
+        """The share of MACs that each sample saved, (B,)."""
         batch_cost = self._cost(x_BCHW)
         self.dense_macs = self.whole or batch_cost.dense_total
         saved = {column: 1 - batch_cost.total(column).double() / self.dense_macs for column in COLUMNS}
@@ -168,22 +219,15 @@ class _Sums:
             saved_B = share_B.expand(len(x_BCHW))
             self.sums["reduction", column] += float(saved_B.sum())
             self.sums["square", column] += float(saved_B.square().sum())
-        saved_B = saved["executed"].expand(len(x_BCHW))
-        for label, right, share in zip(label_B.tolist(), hit[:, 0].tolist(), saved_B.tolist(), strict=True):
-            counts = self.classes[label]
-            counts[:] = counts[0] + 1, counts[1] + right, counts[2] + share
-        self.n += len(x_BCHW)
-        if self.watch is not None:
-            self.watch(logits_BK, label_B)
+        return saved["executed"].expand(len(x_BCHW))
 
-    def _forward(self, x_BCHW: Tensor) -> Tensor:
+    def _forward(self, x_BCHW: Tensor) -> Any:
         if not self.parts:
             self._cost(x_BCHW)  # before the forward, for its errors say more than those of a conv
         with ExitStack() as stack:
             for path, part in self.parts.items():
                 stack.enter_context(part.observe(partial(self._watch, path)))
-            logits_BK: Tensor = self.model(x_BCHW)
-        return logits_BK
+            return self.model(x_BCHW)
 
     def _watch(self, path: str, site: str, decision: Decision, y_BOHW: Tensor) -> None:
         mask, method, name = decision.mask, self.parts[path].gates, _inside(path, site)
@@ -212,11 +256,11 @@ class _Sums:
         spread = {
             column: max(0.0, self.sums["square", column] / self.n - mean[column] ** 2) ** 0.5 for column in COLUMNS
         }
+        measured = {name: self.sums[name] / self.n if self.metric is None else math.nan for name in _OF_LOGITS}
         return Report(
             n=self.n,
-            top1=self.sums["top1"] / self.n,
-            top5=self.sums["top5"] / self.n,
-            loss=self.sums["loss"] / self.n,
+            **measured,
+            metrics=per_group("metric"),
             dense_macs=self.dense_macs,
             reduction=mean,
             spread=spread,

@@ -67,10 +67,10 @@ def onnx_bytes(model: nn.Module, input_shape: tuple[int, int, int] | None = None
     return written
 
 
-def folded(model: nn.Module) -> fx.GraphModule:
+def folded(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> fx.GraphModule:
     """A copy of a plain model in eval mode, in which each batch norm has become part of the conv before it."""
     model = copy.deepcopy(model).eval()
-    return fx.GraphModule(model, fold_norms(trace_calls(model), model))
+    return fx.GraphModule(model, fold_norms(trace_calls(model, input_shape or default_input_shape(model)), model))
 
 
 def fold_norms(calls: fx.Graph, model: nn.Module) -> fx.Graph:

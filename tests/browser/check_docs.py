@@ -1,4 +1,4 @@
-"""The docs site in a real browser: every page loads, nothing comes from elsewhere, search finds. Run by `make browser`."""
+"""The docs site in a real browser: every page loads, nothing comes from elsewhere, search finds; by `make browser`."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _PRUNED_ON, _FEWEST, _MOST_MACS = 200, 100, 10**12  # of compressibility: images
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Run:
+class FinishedRun:
     """A finished run: its folder, its model in eval mode, images it has not learned from, and its result.json."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Study:
         pictures: row -> images with a text each: the cheapest and the dearest; empty without gates.
     """
 
-    run: Run
+    run: FinishedRun
     panels: tuple[Panel, ...]
     arrays: Mapping[str, Tensor]
     pictures: Mapping[str, Sequence[Picture]]
@@ -87,7 +87,7 @@ class Study:
         write_tensors(folder / "arrays.safetensors", self.arrays, origin)
 
 
-def open_run(folder: str | Path, images: int = IMAGES) -> Run:
+def open_run(folder: str | Path, images: int = IMAGES) -> FinishedRun:
     """The run in ``folder`` with at most ``images`` of its test images, each class its share.
 
     Raises:
@@ -97,7 +97,7 @@ def open_run(folder: str | Path, images: int = IMAGES) -> Run:
     result, experiment = read_result(folder), read_run(folder)
     test = read_sets(experiment).test
     size = experiment.data.eval_batch_size
-    return Run(folder=folder, model=load(folder), images=_few(test, images), batch_size=size, result=result)
+    return FinishedRun(folder=folder, model=load(folder), images=_few(test, images), batch_size=size, result=result)
 
 
 def read_results(folders: Sequence[str | Path]) -> dict[str, Result]:
@@ -105,7 +105,7 @@ def read_results(folders: Sequence[str | Path]) -> dict[str, Result]:
     return {name: read_result(folder) for name, folder in short_names(folders).items()}
 
 
-def study(run: Run, *, units: Sequence[str] = ()) -> Study:
+def study(run: FinishedRun, *, units: Sequence[str] = ()) -> Study:
     """Every analysis of ``run``; of a model without gates, responses and accuracy per class.
 
     Args:
@@ -142,7 +142,7 @@ def study(run: Run, *, units: Sequence[str] = ()) -> Study:
     )
 
 
-def find_dense(run: Run) -> Path | None:
+def find_dense(run: FinishedRun) -> Path | None:
     """The dense run that ``run`` started from, where its recipe names one that is still there."""
     weights = run.result["experiment"]["backbone"].get("weights")
     try:
@@ -152,7 +152,7 @@ def find_dense(run: Run) -> Path | None:
     return folder if folder is not None and (folder / "result.json").is_file() else None
 
 
-def _plain_classes(run: Run) -> list[Panel]:
+def _plain_classes(run: FinishedRun) -> list[Panel]:
     if run.images.label_N is None:
         return [panels.empty_panel("class_accuracy", "Accuracy per class", "These images have no labels.")]
     report = evaluate(run.model, run.images.loader(run.batch_size))
@@ -163,7 +163,7 @@ def _plain_classes(run: Run) -> list[Panel]:
     return panels.class_panels(found, run.images.classes, gated=False)
 
 
-def _classes(run: Run, decisions: Decisions) -> list[Panel]:
+def _classes(run: FinishedRun, decisions: Decisions) -> list[Panel]:
     if decisions.label_N is None:
         return [panels.empty_panel("class_cost", "MACs per class", "These images have no labels.")]
     return panels.class_panels(spending_per_class(decisions), run.images.classes, gated=True)
@@ -180,7 +180,7 @@ def _extreme_pictures(images: AbstractImages, decisions: Decisions) -> dict[str,
     return {"cheapest": pictures(cheap), "dearest": pictures(dear)}
 
 
-def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel:
+def _compressibility(run: FinishedRun, gated: GatedModel, decisions: Decisions) -> Panel:
     if run.images.label_N is None:
         return panels.empty_panel("compressibility", "Compressibility", "These images have no labels.")
     affordable = _MOST_MACS // (num_passes(len(decisions.groups)) * decisions.dense_macs)
@@ -192,7 +192,7 @@ def _compressibility(run: Run, gated: GatedModel, decisions: Decisions) -> Panel
     return panels.compressibility_panel(compressibility(start, decisions, loader), which)
 
 
-def gated_start(run: Run, gated: GatedModel) -> tuple[GatedModel, str]:
+def gated_start(run: FinishedRun, gated: GatedModel) -> tuple[GatedModel, str]:
     """What a gated run started from, behind gates of the same groups, or the run itself; and which it is, in words."""
     if (folder := find_dense(run)) is not None:
         groups = set(gated.gates)
@@ -207,7 +207,7 @@ def gated_start(run: Run, gated: GatedModel) -> tuple[GatedModel, str]:
     return gated, "this run, with all gates open,"
 
 
-def _heatmaps(run: Run, gated: GatedModel, decisions: Decisions, units: Sequence[str]) -> Iterator[Panel]:
+def _heatmaps(run: FinishedRun, gated: GatedModel, decisions: Decisions, units: Sequence[str]) -> Iterator[Panel]:
     few = _few(run.images, _TRIPLETS)
     rows = np.arange(len(few))
     for unit in units or [_most_pruned(gated, decisions)]:

@@ -116,7 +116,12 @@ def list_backbones(pattern: str | None = None) -> list[str]:
 
 
 def create_backbone(
-    name: str, *, num_classes: int | None = None, weights: str | Path | None = None, **args: Json
+    name: str,
+    *,
+    num_classes: int | None = None,
+    weights: str | Path | None = None,
+    new_head: bool = False,
+    **args: Json,
 ) -> Backbone:
     """A new network of a registered architecture, or of another package.
 
@@ -124,12 +129,13 @@ def create_backbone(
         name: one of `list_backbones`, or ``timm:NAME`` or ``torchvision:NAME``, e.g. ``timm:resnet18``.
         num_classes: number of logits; by default 10 for CIFAR-sized and 1000 for ImageNet-sized networks.
         weights: a file or a name for `load_weights`; by default the weights are random.
+        new_head: the weights are of a network with other classes: its last layer stays random here.
         args: the architecture's own arguments, such as ``width`` of the MobileNets.
     """
     given = args if num_classes is None else {"num_classes": num_classes, **args}
     model = _from_library(name, given) if ":" in name else _registered(name, given)
     if weights is not None:
-        load_weights(model, weights)
+        load_weights(model, weights, new_head=new_head)
     return model
 
 
@@ -193,7 +199,7 @@ def init_weights(model: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
+def load_weights(model: nn.Module, path: str | Path, *, new_head: bool = False) -> None:
     """Fill ``model`` with the weights of a file; the model is left alone if they do not fit.
 
     A ``.safetensors`` file is read as such, any other as a PyTorch checkpoint of plain tensors
@@ -202,17 +208,32 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     ``own_key``. Every key must be there in its shape, but for batch norm's ``num_batches_tracked``.
 
     ``published:NAME`` is one of `cofire.backbones.published`; what its file holds is checked.
+
+    Args:
+        new_head: leave the model's last layer as it is, for weights of a network with another number of classes.
     """
     name = str(path).removeprefix(PREFIX) if str(path).startswith(PREFIX) else None
     path = Path(path) if name is None else published_file(name)
-    weights = _fitting_weights(model, path)
+    weights = _own_names(model, path)
+    head = _of_other_classes(model, weights)
+    _check_fit(model, weights, path, head, new_head)
     if name is not None:
         verify(name, weights, path)
-    model.load_state_dict(weights, strict=False)
+    model.load_state_dict({key: tensor for key, tensor in weights.items() if key not in head}, strict=False)
 
 
-def _fitting_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
-    """What a file holds, in the model's names and shapes."""
+def _of_other_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> set[str]:
+    """The tensors of the last layer, if the weights have another number of classes and differ in nothing else."""
+    wanted = model.state_dict()
+    other = {key for key, tensor in wanted.items() if key in weights and weights[key].shape != tensor.shape}
+    sizes = {(len(wanted[key]), len(weights[key])) for key in other if weights[key].shape[1:] == wanted[key].shape[1:]}
+    layers = {key.rpartition(".")[0] for key in other}
+    only_rows = all(weights[key].shape[1:] == wanted[key].shape[1:] for key in other)
+    return other if only_rows and len(sizes) == len(layers) == 1 else set()
+
+
+def _own_names(model: nn.Module, path: Path) -> dict[str, Tensor]:
+    """What a file holds, in the model's names."""
     found = _read_tensors(path)
     if all(key.startswith("module.") for key in found):
         found = {key.removeprefix("module."): tensor for key, tensor in found.items()}
@@ -222,20 +243,25 @@ def _fitting_weights(model: nn.Module, path: Path) -> dict[str, Tensor]:
         if own_key in weights:
             raise FileError(f"weights file {path.name!r} holds {own_key!r} twice, under different names")
         weights[own_key] = tensor
+    return weights
 
+
+def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], path: Path, head: set[str], new_head: bool) -> None:
     wanted = model.state_dict()
     missing = [key for key in wanted if key not in weights and not key.endswith("num_batches_tracked")]
     unexpected = [key for key in weights if key not in wanted]
     misshaped = [
         f"{key} must be {tuple(tensor.shape)}, got {tuple(weights[key].shape)}"
         for key, tensor in wanted.items()
-        if key in weights and weights[key].shape != tensor.shape
+        if key in weights and weights[key].shape != tensor.shape and not (new_head and key in head)
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "wrong shape": misshaped}
     problems = [f"{kind}: {_first_few(items)}" for kind, items in kinds.items() if items]
     if problems:
-        raise FileError(f"weights file {path.name!r} does not fit this {type(model).__name__}; " + "; ".join(problems))
-    return weights
+        hint = "; they are of a network with other classes: new_head=True keeps a fresh last layer" if head else ""
+        raise FileError(
+            f"weights file {path.name!r} does not fit this {type(model).__name__}; " + "; ".join(problems) + hint
+        )
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

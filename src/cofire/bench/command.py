@@ -106,7 +106,11 @@ def _plan(
         return random_plan(backbone, input_shape=shape, macs=shares, keep=keep, seed=seed)
     model = load(what)
     if not isinstance(model, GatedModel):
-        raise ConfigError(f"{what} must hold a gated model, got a plain one; to time its network: --backbone NAME")
+        card = read_card(what)
+        shares = macs or ([] if keep else [0.5])
+        own = shape or (card.input_shape if card else None)
+        plan = random_plan(model, input_shape=own, macs=shares, keep=keep, seed=seed)
+        return dataclasses.replace(plan, network=what.name)
     if macs or keep or shape:
         raise ConfigError("a run's own gates and images rule: --macs, --keep and --input belong to --backbone")
     own = model.graph.input_shape

@@ -63,16 +63,21 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _folded_for(model: nn.Module, x: Array) -> nn.Module:
+    _, channels, height, width = x.shape
+    return folded(model, (channels, height, width))
+
+
 def eager(model: nn.Module, x: Array, threads: int) -> Infer:
     """PyTorch as it is, batch norm folded. Its threads are the process's own: see ``torch_threads``."""
-    return _from_torch(folded(model))
+    return _from_torch(_folded_for(model, x))
 
 
 def inductor(model: nn.Module, x: Array, threads: int) -> Infer:
     """PyTorch compiled, with weights frozen into the code; needs a C++ compiler and minutes."""
     import torch._inductor.config as config
 
-    infer = _from_torch(torch.compile(folded(model)))
+    infer = _from_torch(torch.compile(_folded_for(model, x)))
     with config.patch(freezing=True):  # counts when the first call compiles
         infer(x)
     return infer

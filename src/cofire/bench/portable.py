@@ -16,7 +16,8 @@ from cofire.export import folded, onnx_bytes
 def portable_onnx(model: nn.Module, x: NDArray[np.float32]) -> bytes:
     """``model`` for batches shaped like ``x``: batch norm folded, strided slices as pooling, which ncnn knows."""
     _, channels, height, width = x.shape
-    return onnx_bytes(pooled_slices(folded(model)), (channels, height, width), batch=len(x))
+    shape = (channels, height, width)
+    return onnx_bytes(pooled_slices(folded(model, shape)), shape, batch=len(x))
 
 
 def pooled_slices(module: fx.GraphModule) -> fx.GraphModule:

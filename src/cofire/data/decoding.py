@@ -42,6 +42,7 @@ FORMATS = (
     "PPM",
     "TIFF",
 )  # to try all that Pillow knows takes twice as long
+SKIP = 'unreadable = "skip" (in a recipe under [data.args]) leaves such pictures out'
 Fit = Callable[["Image"], "Image"]  # brings an RGB picture to the size of its set
 
 
@@ -73,7 +74,7 @@ def decode(
                 pixels_NCHW[n] = channels_first(fit(open_rgb(content)))
             except Exception as error:  # each of Pillow's decoders has its own: OSError, SyntaxError, ...
                 if unreadable == "error":
-                    raise DataError(f"picture {name} cannot be read: {error}") from error
+                    raise DataError(f"picture {name} cannot be read: {error}; {SKIP}") from error
                 readable[n] = False
     if skipped := [pictures[n][0] for n in (~readable).nonzero().flatten().tolist()]:
         logger.warning("%d of %d pictures cannot be read and are left out: %s", len(skipped), len(pictures), skipped)
@@ -83,11 +84,18 @@ def decode(
 
 
 def open_rgb(content: Path | bytes) -> Image:
-    """One encoded picture, decoded, 8 bits in each of red, green and blue; raises whatever Pillow's decoder does."""
+    """One encoded picture, decoded, 8 bits in each of red, green and blue; raises whatever Pillow's decoder does.
+
+    It is turned as its EXIF tag says. Of 16 bits per channel the upper 8 are taken.
+    """
     pillow = require("PIL.Image", package="pillow", extra="data")
     with pillow.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=FORMATS) as image:
-        if image.mode[0] in "IF":  # Pillow would clip these to 255 instead of scaling them
-            raise ValueError(f"must have 8 bits per channel, got Pillow's mode {image.mode}")
+        if image.mode.startswith("I;16"):  # Pillow would clip these to 255 instead of scaling them
+            image = pillow.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+        elif image.mode[0] in "IF":
+            raise ValueError(f"must have 8 or 16 bits per channel, got Pillow's mode {image.mode}")
+        else:
+            image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
         rgb: Image = image.convert("RGBA").convert("RGB") if image.mode == "P" else image.convert("RGB")
         return rgb
 
@@ -103,6 +111,12 @@ def centre(image: Image, size: int, shorter: int) -> Image:
         image = resized(image, shorter)
     left, top = (round((side - size) / 2) for side in image.size)
     return image.crop((left, top, left + size, top + size))
+
+
+def middle(image: Image, size: int) -> Image:
+    """What a network is shown of a picture: all of it if it has the size, else the middle of it, resized so that the
+    shorter side is 256 / 224 of the size."""
+    return image if image.size == (size, size) else centre(image, size, round(size * 256 / 224))
 
 
 def resized(image: Image, shorter: int) -> Image:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cofire.data.archives import ARCHIVES, read_prepared
 from cofire.data.archives import prepare as prepare_archive
-from cofire.data.decoding import cache_root, centre, decode, exactly, read_parquet, read_parquet_once
+from cofire.data.decoding import cache_root, centre, decode, exactly, middle, read_parquet, read_parquet_once
 from cofire.data.folders import check_same_classes, class_folders, existing, pictures_below
 from cofire.data.images import AbstractImages, Images
 from cofire.data.layouts import SUMMARY, check_prepared, open_prepared
@@ -210,8 +210,9 @@ def folder(
 ) -> Images:
     """The pictures below a folder, all in memory: N * 3 * size * size bytes.
 
-    Each picture's shorter side is resized to size * 256 / 224, then the middle is cut out. Files count as
-    pictures by their suffix (jpg, png, webp, ...); others, and names that begin with a dot, do not count.
+    A picture that is size x size is taken as it is; of others the shorter side is resized to size * 256 / 224, then the
+    middle is cut out. Files count as pictures by their suffix (jpg, png, webp, ...); others, and names that begin with
+    a dot, do not count.
 
     Args:
         root: with ``labelled``, holds one folder per class, whose names in alphabetical order are the
@@ -226,8 +227,7 @@ def folder(
     groups = class_folders(root) if labelled else {"": pictures_below(existing(root))}
     pictures = [(str(file), file) for files in groups.values() for file in files]
     labels = [label for label, files in enumerate(groups.values()) for _ in files]
-    shorter = round(size * 256 / 224)
-    pixels_NCHW, row_N = decode(pictures, size, lambda image: centre(image, size, shorter), unreadable)
+    pixels_NCHW, row_N = decode(pictures, size, lambda image: middle(image, size), unreadable)
     return Images(
         pixels_NCHW=pixels_NCHW,
         label_N=torch.tensor(labels)[row_N] if labelled else None,
@@ -240,7 +240,7 @@ def folder(
 
 def pictures(
     train: str | Path,
-    test: str | Path,
+    test: str | Path | float = 0.2,
     size: int = 224,
     labelled: bool = True,
     unreadable: Literal["error", "skip"] = "error",
@@ -249,10 +249,12 @@ def pictures(
 ) -> tuple[Images, Images]:
     """(train, test) from two places, each a folder of class folders (`folder`) or a Parquet file (`imagenet_parquet`).
 
+    Or from one place, of which a share is held out for testing: always the same pictures, a fair share of each class.
+
     Args:
         train: with ``labelled=False`` the pictures count as unlabelled and may lie at any depth: enough for estimating
             and for training heads alone. A place that begins with ``data:`` is below the data folder, as in `cifar10`.
-        test: labelled; says what the classes are.
+        test: labelled; says what the classes are. Or the share of ``train`` to hold out, in (0, 1).
         size, unreadable, mean, std: as in `folder`.
     """
 
@@ -264,6 +266,13 @@ def pictures(
             return imagenet_parquet(place, size, mean, std, unreadable)
         return folder(place, size, labelled, unreadable, mean, std)
 
+    if isinstance(test, (int, float)):
+        if not 0 < test < 1:
+            raise ConfigError(f"test must be a place, or a share of train to hold out in (0, 1), got {test}")
+        if not labelled:
+            raise ConfigError("test must be a place where train is unlabelled: pictures to test on need labels")
+        whole = read(train, labelled=True)
+        return whole.split(min(len(whole) - 1, max(1, round(test * len(whole)))))
     tested, trained = read(test, labelled=True), read(train, labelled)
     if not labelled:
         return dataclasses.replace(trained, label_N=None, classes=tested.classes), tested

@@ -50,11 +50,13 @@ class BackbonePart:
         weights: a .safetensors or .pth file, or the folder of an earlier dense run; ``run:NAME`` is the folder NAME
             below $COFIRE_RUNS (default: ~/.cache/cofire/runs), ``zoo:NAME`` a model that ships with cofire,
             ``published:NAME`` one of `cofire.backbones.published`.
+        new_head: the weights are of a network with other classes; the last layer begins with random weights.
         args: further arguments, e.g. ``width``.
     """
 
     name: str
     weights: str | None = None
+    new_head: bool = False
     args: dict[str, Any] = field(default_factory=dict)
 
 

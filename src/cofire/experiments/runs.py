@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cofire import data, signatures, zoo
-from cofire.backbones import Backbone, create_backbone
+from cofire.backbones import Backbone, create_backbone, load_weights
 from cofire.backbones.published import PREFIX, published_file
 from cofire.calibrate import calibrate
 from cofire.data.folders import existing, pictures_below
@@ -120,17 +120,26 @@ def _whole_model(experiment: Experiment, sets: Sets) -> nn.Module:
     torch.manual_seed(experiment.train.seed)
     weights = weights_path(part.weights) if part.weights else None
     args = {"num_classes": len(sets.test.classes), **part.args}
-    if weights is not None and weights.is_dir():
+    model: nn.Module
+    if weights is not None and weights.is_dir() and part.new_head:
+        model = create_backbone(part.name, **args)
+        load_weights(model, weights / "model.safetensors", new_head=True)
+    elif weights is not None and weights.is_dir():
         fresh = create_backbone(part.name, **args)
         wanted, model = describe_backbone(fresh), load(weights)
         pruned = num_filters(model) != num_filters(fresh)
         if isinstance(model, GatedModel) or pruned or describe_backbone(model) != wanted:
             kind = "a gated model" if isinstance(model, GatedModel) else describe_backbone(model)
             found = "a pruned one" if describe_backbone(model) == wanted else kind
-            raise ConfigError(f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}")
+            raise ConfigError(
+                f"[backbone] weights = {part.weights!r} must hold a dense {wanted}, got {found}; if only the classes "
+                "are others, new_head = true keeps the rest"
+            )
     else:
         published = part.weights is not None and part.weights.startswith(PREFIX)
-        model = create_backbone(part.name, weights=part.weights if published else weights, **args)
+        model = create_backbone(
+            part.name, weights=part.weights if published else weights, new_head=part.new_head, **args
+        )
     if isinstance(model, Backbone):
         model.input_shape = sets.train.shape
     trace(model, sets.train.shape)  # raises if the images do not fit
@@ -338,11 +347,7 @@ def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str, twi
 
 
 def compile_run(run: str | Path, int8: Path | None = None) -> Engine:
-    """A model folder as an engine that takes pixels in [0, 1]: the normalisation on its card is the first op.
-
-    Args:
-        int8: a folder of pictures; the first few hundred of them are what int8 is fitted to. Default: float32.
-    """
+    """A model folder as an engine that takes pixels in [0, 1]; in int8 if there are pictures to fit that to."""
     card = run_card(run)
     program = normalised(lower(load(run), card.input_shape), card.mean, card.std)
     if int8 is not None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-import linecache
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from cofire.backbones import Backbone
 from cofire.errors import ConfigError, DataError, TrainingError, unknown
 from cofire.files.strict import unstructure
 from cofire.files.tensors import write_model
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, method_of
+from cofire.gates.forward import forward_of, say_what_to_fuse, training_forward
 from cofire.gates.switchboard import Forced, Observer, Switchboard
 from cofire.graph.cost import Cost, cost, site_size
 from cofire.graph.graph import Graph, trace
@@ -39,7 +39,8 @@ class GatedModel(nn.Module):
         if "gates" in dict(backbone.named_children()):
             raise ConfigError("the model has a submodule named 'gates', which is where cofire keeps its own; rename it")
         self.graph = graph
-        self.code, self._run = _compiled(_with_gates(graph))
+        self.code, self._run = forward_of(graph)
+        self._run_training = training_forward(graph, method) if graph.training is not None else self._run
         # The same modules and tensors under the same names, whatever the names are. The backbone itself stays out
         # of the module tree: the generated forward looks its calls up there, and deepcopy and pickle rebuild a
         # gated model from it, because generated code does neither.
@@ -51,20 +52,31 @@ class GatedModel(nn.Module):
         self._modules["gates"] = method
         self.switchboard = Switchboard(method)
         self._images: Tensor | None = None
-        self._logits_BK: Tensor | None = None
+        self._logits_BK: Any = None
         self.training = backbone.training
         method.train(backbone.training)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits for a batch of images (B, C, H, W)."""
+    def forward(self, x_BCHW: Tensor) -> Any:
+        """What the backbone returns for a batch of images (B, C, H, W): logits, or whatever it makes."""
         channels = self.graph.input_shape[0]
         if x_BCHW.ndim != 4 or x_BCHW.shape[1] != channels:
             raise DataError(f"images must have shape (B, {channels}, H, W), got {tuple(x_BCHW.shape)}")
         self.backbone.training = self.training
         self.switchboard.begin(x_BCHW)
-        logits_BK: Tensor = self._run(self.backbone, x_BCHW, self.switchboard)
+        run = self._run_training if self.training else self._run
+        logits_BK = run(self.backbone, x_BCHW, self.switchboard)
         self._images, self._logits_BK = (x_BCHW, logits_BK) if self.gates.training else (None, None)
         return logits_BK
+
+    def __getattr__(self, name: str) -> Any:
+        """The backbone's own attributes; not its methods, which know nothing of gates."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            backbone = self.__dict__.get("_backbone")
+            if backbone is None or not _is_data(backbone, name):
+                raise
+            return getattr(backbone, name)
 
     @property
     def gates(self) -> AbstractMethod:
@@ -305,10 +317,16 @@ def _gated(
     input_shape: tuple[int, int, int] | None,
 ) -> GatedModel:
     kind = method_of(config)
+    say_what_to_fuse(backbone)
     graph = kind.place(trace(backbone, input_shape), config, filter_fn)
-    method = kind(config, graph)
+    method = kind(config, graph).to(next(backbone.parameters()).dtype)
     method.prepare(graph)
     return GatedModel(backbone, graph, method)
+
+
+def _is_data(backbone: nn.Module, name: str) -> bool:
+    """Whether a model has an attribute of this name that is no method."""
+    return not name.startswith("_") and hasattr(backbone, name) and not callable(getattr(backbone, name))
 
 
 def _rebuild(
@@ -324,32 +342,3 @@ def _rebuild(
     gated.training = training
     method.train(modes)
     return gated
-
-
-def _with_gates(graph: Graph) -> fx.Graph:
-    """The calls with two more per site: decide before its first op, mask after its last."""
-    calls = copy.deepcopy(graph.calls)
-    nodes = {node.name: node for node in calls.nodes}
-    masked_of: dict[str, fx.Node] = {}
-    with calls.inserting_after(calls.find_nodes(op="placeholder")[-1]):
-        gates = calls.placeholder("gates")
-    for site in graph.sites:
-        out = nodes[site.out]
-        with calls.inserting_before(nodes[site.first]):
-            x = masked_of.get(site.x, nodes[site.x])
-            decision = calls.create_node("call_method", "decided", (gates, site.name, x))
-        with calls.inserting_after(out):
-            masked = calls.create_node("call_method", "masked", (gates, site.name, out, decision))
-        masked_of[site.out] = masked
-        out.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
-    return calls
-
-
-def _compiled(calls: fx.Graph) -> tuple[str, Callable[..., Any]]:
-    """Source of the forward, and the function (backbone, x, gates) it defines."""
-    code = calls.python_code("self")
-    name = f"<cofire gated forward {id(calls):x}>"
-    scope = dict(code.globals)
-    exec(compile(code.src, name, "exec"), scope)  # source made by torch.fx from the model's own calls
-    linecache.cache[name] = (len(code.src), None, code.src.splitlines(keepends=True), name)  # for tracebacks
-    return code.src, scope["forward"]

@@ -152,4 +152,5 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
         if keys:
             more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             raise FileError(f"{where} {what} {', '.join(keys[:3])}{more}; it belongs to another model")
-    model.load_state_dict(dict(tensors))
+    own.update(tensors)  # not a new dict: what modules note beside their tensors, such as a version, stays with it
+    model.load_state_dict(own)

@@ -86,10 +86,12 @@ def cost(
     paper = _layer_macs(graph, active, live_inputs(graph, active.outs, active.like, last_gated_operand))
     per_head = heads or {name: head_macs(list(site.units)) for name, site in _named(graph, masks).items()}
     batch = next(iter(executed.values())).shape[0] if executed else 1
+    inside = graph.macs_inside
+    always = {name: torch.full((batch,), macs, dtype=torch.int64) for name, macs in inside.items()}
     return Cost(
-        dense={name: op.conv.macs for name, op in graph.layers.items() if op.conv is not None},
-        paper=paper,
-        executed=executed,
+        dense={name: op.conv.macs for name, op in graph.layers.items() if op.conv is not None} | inside,
+        paper=paper | always,
+        executed=executed | always,
         heads={name: torch.full((batch,), per_head[name], dtype=torch.int64) for name in masks},
     )
 
@@ -113,7 +115,7 @@ def expected_macs(
         found[name] = _switched(site, mask.chance(site.filters), mask.positions)
     active = _active(graph, found)
     layers = _layer_macs(graph, active, live_inputs(graph, active.outs, active.like))
-    return torch.stack(list(layers.values())).sum(0)
+    return torch.stack(list(layers.values())).sum(0) + sum(graph.macs_inside.values())
 
 
 def site_size(graph: Graph, site: Site) -> tuple[int, ...]:

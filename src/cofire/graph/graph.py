@@ -13,9 +13,9 @@ from torch import fx, nn
 from cofire.backbones.registry import Backbone
 from cofire.errors import TraceError
 from cofire.graph.ops import Op
-from cofire.graph.tracing import evaluating, trace_calls
+from cofire.graph.tracing import evaluating, trace_calls, trace_training_calls
 from cofire.graph.units import Site, Units
-from cofire.graph.walk import Walk
+from cofire.graph.walk import WALKED, Walk
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Graph:
     input_shape: tuple[int, int, int]
     units: Units = field(default_factory=Units)
     sites: tuple[Site, ...] = ()
+    training: fx.Graph | TraceError | None = None
+    """The calls in training mode, or why there are none; None if they are the same."""
 
     def __getitem__(self, name: str) -> Op:
         return self._by_name[name]
@@ -70,14 +72,37 @@ class Graph:
                 named[module if calls[module] == 1 else f"{module}#{calls[module]}"] = op
         return named
 
+    @property
+    def macs_inside(self) -> dict[str, int]:
+        """Layers inside modules that are one opaque call -> their MACs, which no mask changes."""
+        macs = Counter[str]()
+        for op in self.ops:
+            for conv in op.inside:
+                macs[conv.module] += conv.macs
+        return dict(macs)
+
     def at(self, input_shape: tuple[int, int, int]) -> Graph:
         """The same calls at another input shape; each shape is walked once."""
         if input_shape == self.input_shape:
             return self
         if input_shape not in self._others:
             found = _describe(self.calls, self.root, input_shape)
-            self._others[input_shape] = dataclasses.replace(found, units=self.units, sites=self.sites)
+            self._others[input_shape] = dataclasses.replace(
+                found, units=self.units, sites=self.sites, training=self.training
+            )
         return self._others[input_shape]
+
+    def in_training(self) -> Graph:
+        """The graph of the forward in training mode, without units; itself where that makes the same calls.
+
+        Raises:
+            TraceError: the forward in training mode cannot be traced.
+        """
+        if self.training is None:
+            return self
+        if isinstance(self.training, TraceError):
+            raise self.training
+        return _describe(self.training, self.root, self.input_shape)
 
     @cached_property
     def _others(self) -> dict[tuple[int, int, int], Graph]:
@@ -95,7 +120,13 @@ def trace(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> 
     shape = input_shape or default_input_shape(model)
     if len(shape) != 3 or min(shape) < 1:
         raise TraceError(f"input_shape must be (C, H, W) with positive sizes, got {tuple(shape)}")
-    return _describe(trace_calls(model), model, (int(shape[0]), int(shape[1]), int(shape[2])))
+    size = (int(shape[0]), int(shape[1]), int(shape[2]))
+    calls = trace_calls(model, size)
+    try:
+        training: fx.Graph | TraceError | None = trace_training_calls(model, size, calls)
+    except TraceError as error:
+        training = error
+    return dataclasses.replace(_describe(calls, model, size), training=training)
 
 
 def default_input_shape(model: nn.Module) -> tuple[int, int, int]:
@@ -109,7 +140,7 @@ def default_input_shape(model: nn.Module) -> tuple[int, int, int]:
 def _describe(calls: fx.Graph, root: nn.Module, input_shape: tuple[int, int, int]) -> Graph:
     tensors = [*root.parameters(), *root.buffers()]
     like = next((t for t in tensors if t.is_floating_point()), torch.zeros(1))
-    image = torch.zeros(2, *input_shape, device=like.device, dtype=like.dtype)
+    image = torch.zeros(WALKED, *input_shape, device=like.device, dtype=like.dtype)
     walk = Walk(root, calls)
     try:
         with torch.no_grad(), evaluating(root):

@@ -57,6 +57,12 @@ class Op:
     conv: Conv | None = None
     activates: bool = False
     nonnegative: bool = False
+    mixes: bool = False
+    """Of a norm: what it makes of one channel depends on others."""
+    inside: tuple[Conv, ...] = ()
+    """Of a module that is one opaque call: the convs and linear layers it runs."""
+    reason: str = ""
+    """Why it is one opaque call, with file and line."""
 
     @property
     def own(self) -> slice:

@@ -7,14 +7,15 @@ other kinds of masks.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from torch import nn
 
 from cofire.errors import NoUnitError
+from cofire.graph.branches import ancestors, branch_of, common_module, num_convs
 from cofire.graph.graph import Graph
+from cofire.graph.hidden import hidden_unit
 from cofire.graph.ops import Op
 from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
 
@@ -44,7 +45,7 @@ def place(
     Raises:
         NoUnitError: no unit is left to gate.
     """
-    units = [_unit(graph, op, placement) for op in graph.ops if op.kind == "conv"]
+    units = _all_units(graph, placement)
     units = _one_per_output(units)
     units = _share_masks(graph, units, placement)
     units = _drop_costly_heads(units, placement, head)
@@ -104,14 +105,16 @@ def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
     Raises:
         NoUnitError: the model has no residual branch.
     """
-    units = {op.name: _unit(graph, op, Placement(linear=True)) for op in graph.ops if op.kind == "conv"}
+    found = _all_units(graph, Placement(linear=True))
+    units = {unit.conv if graph[unit.conv].kind == "conv" else unit.name: unit for unit in found}
     for op, unit in units.items():
-        units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
-    branches = [branch for op in graph.ops if op.kind == "add" and (branch := _branch(graph, op)) is not None]
+        if op == unit.conv:
+            units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
+    branches = [branch for op in graph.ops if op.kind == "add" and (branch := branch_of(graph, op)) is not None]
     owners: dict[str, str] = {}
     for branch in branches:
         convs = [name for name in branch.inside if graph[name].kind == "conv"]
-        group = _common_module([units[conv].name for conv in convs])
+        group = common_module([units[conv].name for conv in convs])
         group = units[convs[0]].name if not group or group in owners.values() else group
         for conv in convs:
             owners[conv] = group
@@ -136,40 +139,6 @@ def _chosen(units: list[Unit], filter_fn: Filter | None) -> list[Unit]:
     return units
 
 
-@dataclasses.dataclass(frozen=True)
-class _Branch:
-    """The ops of a residual branch in execution order, what they start from, and what enters the addition."""
-
-    fork: str
-    inside: tuple[str, ...]
-    end: str
-
-
-def _branch(graph: Graph, add: Op) -> _Branch | None:
-    """The residual branch of an addition, if it can be left out: its operand with the most convs of its own."""
-    if len(add.sources) != 2 or graph[add.sources[0]].shape != graph[add.sources[1]].shape:
-        return None
-    reach = [_ancestors(graph, graph[source]) for source in add.sources]
-    own = [reach[0] - reach[1], reach[1] - reach[0]]
-    num_convs = [_num_convs(graph, names) for names in own]
-    which = 0 if num_convs[0] > num_convs[1] else 1
-    if num_convs[0] == num_convs[1]:
-        return None
-    inside = tuple(op.name for op in graph.ops if op.name in own[which])
-    forks = {source for name in inside for source in graph[name].sources} - own[which]
-    leaks = any(user.name not in own[which] and user is not add for name in inside for user in graph.users(graph[name]))
-    if len(forks) != 1 or leaks:
-        return None
-    return _Branch(forks.pop(), inside, add.sources[which])
-
-
-def _common_module(names: list[str]) -> str:
-    """The path that all names begin with."""
-    modules = [name.split(".")[:-1] for name in names]
-    same = itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*modules, strict=False))
-    return ".".join(parts[0] for parts in same)
-
-
 def _nothing(units: list[Unit]) -> str:
     if not units:
         return "no unit was selected: the model has no conv"
@@ -182,11 +151,21 @@ def _open(unit: Unit, reason: str) -> Unit:
     return unit if not unit.gated else dataclasses.replace(unit, gated=False, reason=reason, group=unit.name)
 
 
+def _all_units(graph: Graph, placement: Placement) -> list[Unit]:
+    """A unit for every conv, also for those inside modules that are one opaque call."""
+    found = []
+    for op in graph.ops:
+        if op.kind == "conv":
+            found.append(_unit(graph, op, placement))
+        found.extend(hidden_unit(op, conv) for conv in op.inside if conv.kernel_size)
+    return found
+
+
 def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
     shape = conv.conv
     assert shape is not None
-    out, activated = _unit_end(graph, conv)
-    role, out, reason = _role(graph, conv, out, activated, placement)
+    end, activated = _unit_end(graph, conv)
+    role, out, reason = _role(graph, conv, end, activated, placement)
     first_call = next(op for op in graph.ops if op.conv and op.conv.module == shape.module)
     if not isinstance(graph.modules.get(shape.module), nn.Conv2d):
         reason = f"{conv.what} is not an nn.Conv2d module"
@@ -196,6 +175,8 @@ def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
         reason = "the classifier: its filters are the classes"
     elif max(conv.shape[1:]) == 1:
         reason = "works on a 1x1 map (squeeze-and-excite or the like)"
+    elif not reason and (norm := _mixing_norm(graph, conv, end)) is not None:
+        reason = f"{norm.what} mixes its channels: a filter that is off would still be needed for the others"
     calls = "" if conv is first_call else f" (call {conv.name})"
     return Unit(
         name=shape.module + calls,
@@ -229,6 +210,16 @@ def _unit_end(graph: Graph, conv: Op) -> tuple[Op, bool]:
         elif side or reader.kind != "pass" or reader.shape != conv.shape:
             return end, False
         op = reader
+
+
+def _mixing_norm(graph: Graph, conv: Op, end: Op) -> Op | None:
+    """The norm between a conv and its unit's end that needs all filters for each, if there is one."""
+    op: Op | None = conv
+    while op is not None and op is not end:
+        op, _ = _reader(graph, op)
+        if op is not None and op.mixes:
+            return op
+    return None
 
 
 def _behind_norm(graph: Graph, unit: Unit) -> Op:
@@ -298,25 +289,11 @@ def _operands(graph: Graph, op: Op) -> list[Op]:
 
 def _is_residual_branch(graph: Graph, operand: Op, others: list[Op]) -> bool:
     """Of a sum's operands the residual branch is the one with more convs back to the common fork."""
-    mine = _ancestors(graph, operand)
+    mine = ancestors(graph, operand)
     return all(
-        _num_convs(graph, mine - theirs) >= _num_convs(graph, theirs - mine)
-        for theirs in (_ancestors(graph, other) for other in others)
+        num_convs(graph, mine - theirs) >= num_convs(graph, theirs - mine)
+        for theirs in (ancestors(graph, other) for other in others)
     )
-
-
-def _ancestors(graph: Graph, op: Op) -> set[str]:
-    found, todo = {op.name}, [op]
-    while todo:
-        for name in todo.pop().sources:
-            if name not in found:
-                found.add(name)
-                todo.append(graph[name])
-    return found
-
-
-def _num_convs(graph: Graph, names: Iterable[str]) -> int:
-    return sum(graph[name].kind == "conv" for name in names)
 
 
 def _is_classifier(graph: Graph, out: Op) -> bool:

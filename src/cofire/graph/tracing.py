@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from cofire.errors import TraceError
+from cofire.graph.following import Follower, reason, unchanged
 
 # Subclasses of these keep their own forward (timm's Conv2dSame, BatchNormAct2d, LayerNorm2d ...), which is
 # one operation to us, so they are not traced through.
@@ -25,6 +25,13 @@ def is_norm(module: nn.Module) -> bool:
         return True
     tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     return {"running_mean", "running_var"} <= {name for name, _ in tensors}
+
+
+def norm_mixes(module: nn.Module) -> bool:
+    """True for a norm whose result for one channel depends on others: layer, group and local response norms."""
+    if isinstance(module, nn.GroupNorm):
+        return module.num_groups < module.num_channels
+    return isinstance(module, (nn.LayerNorm, nn.LocalResponseNorm))
 
 
 def norm_activates(module: nn.Module) -> bool:
@@ -60,10 +67,10 @@ def is_elementwise(module: nn.Module) -> bool:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside the block; every module's own mode is put back afterwards."""
+def evaluating(model: nn.Module, so: bool = True) -> Iterator[None]:
+    """Eval mode inside the block (training mode if not ``so``); every module's own is put back afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    model.train(not so)
     try:
         yield
     finally:
@@ -71,65 +78,59 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-class _Tracer(fx.Tracer):
-    """Keeps whole what is one operation to us, and remembers in which module each call was made."""
+def trace_calls(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
+    """The forward of ``model`` in eval mode as an ``fx.Graph`` with one input and no ``nn.Identity``.
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.inside: list[str] = [""]
-        # Looked up beforehand: while tracing, calling a module to try it would be traced as well.
-        self.whole = {m for m in model.modules() if isinstance(m, _WHOLE) or is_norm(m) or is_elementwise(m)}
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return super().is_leaf_module(m, module_qualified_name) or m in self.whole
-
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        self.inside.append(self.path_of_module(m))
-        result = super().call_module(m, forward, args, kwargs)
-        self.inside.pop()
-        return result
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
-        node.meta["inside"] = self.inside[-1]
-        return node
-
-
-def trace_calls(model: nn.Module) -> fx.Graph:
-    """The forward of ``model`` as an ``fx.Graph`` with one input and no ``nn.Identity``.
-
-    The branch that runs in eval mode is taken. Functions that were handed ``self.training`` read it anew at
-    each call, so dropout and stochastic depth keep working in both modes.
+    Functions that were handed ``self.training`` read it anew at each call, so dropout and stochastic depth keep working
+    in both modes. Questions about shapes are answered for images of ``input_shape``, (C, H, W), and checked at each
+    call. A module that cannot be followed is one call; the reason is in the call's ``meta["opaque"]``.
 
     Raises:
-        TraceError: torch.fx cannot follow the forward; names the module and the ways out.
+        TraceError: torch.fx cannot follow the model's own forward; names file and line, and the ways out.
     """
-    tracer = _Tracer(model)
+    with evaluating(model):
+        return _traced(model, input_shape)
+
+
+def trace_training_calls(model: nn.Module, input_shape: tuple[int, int, int], calls: fx.Graph) -> fx.Graph | None:
+    """The same for the forward in training mode; None if it is made of the same ``calls``."""
+    with evaluating(model, False):
+        found = _traced(model, input_shape)
+    return None if found.python_code("self").src == calls.python_code("self").src else found
+
+
+def _traced(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
+    tracer = Follower(model, input_shape, _whole_modules(model))
     optional = dict(list(inspect.signature(model.forward).parameters.items())[1:])
     fixed = {name: p.default for name, p in optional.items() if p.default is not inspect.Parameter.empty}
     try:
-        with evaluating(model):
+        with unchanged(model):
             graph = tracer.trace(model, concrete_args=fixed or None)
     except Exception as error:
-        raise _untraceable(model, tracer.inside[-1], error) from error
+        raise _untraceable(model, tracer.blamed(error), error) from error
     _drop_fixed_inputs(graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
         names = ", ".join(node.name for node in inputs)
         raise TraceError(f"the model's forward must take one image batch, got {len(inputs)} inputs: {names}")
     _drop_identities(graph, model)
-    _read_training_anew(graph)
+    _read_training_anew(graph, model.training)
     return graph
+
+
+def _whole_modules(model: nn.Module) -> set[nn.Module]:
+    # Looked up beforehand: while tracing, calling a module to try it would be traced as well.
+    return {m for m in model.modules() if isinstance(m, _WHOLE) or is_norm(m) or is_elementwise(m)}
 
 
 def _untraceable(model: nn.Module, path: str, error: Exception) -> TraceError:
     where = f"module {path!r}" if path else "the model's own forward"
     kind = type(model.get_submodule(path)).__name__
     return TraceError(
-        f"torch.fx cannot trace {where} ({kind}): {error}\n"
-        "Ways out: (1) decorate the function that looks at values or shapes with torch.fx.wrap, or replace the "
-        "branch by torch.where, so that the forward is the same for every input; (2) gate only the part of the "
-        "model that can be traced, e.g. model.features = cofire.gate(model.features, config)."
+        f"torch.fx cannot trace {where} ({kind}): {reason(error)}\n"
+        "Ways out: (1) move what looks at values into a module of its own, which is then run as it is; (2) decorate "
+        "the function that does with torch.fx.wrap, or replace the branch by torch.where; (3) gate only the part of "
+        "the model that can be traced, e.g. model.features = cofire.gate(model.features, config)."
     )
 
 
@@ -157,7 +158,7 @@ def _drop_identities(graph: fx.Graph, model: nn.Module) -> None:
             graph.erase_node(node)
 
 
-def _read_training_anew(graph: fx.Graph) -> None:
+def _read_training_anew(graph: fx.Graph, training: bool) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -165,7 +166,7 @@ def _read_training_anew(graph: fx.Graph) -> None:
             bound = inspect.signature(node.target).bind(*node.args, **node.kwargs)
         except (TypeError, ValueError):
             continue
-        if bound.arguments.get("training") is False:  # what self.training was; True was written as a constant
+        if bound.arguments.get("training") is training:  # what self.training was; the other is a constant
             path = ".".join(part for part in (node.meta["inside"], "training") if part)
             with graph.inserting_before(node):
                 bound.arguments["training"] = graph.create_node("get_attr", path, name="training")

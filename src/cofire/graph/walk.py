@@ -7,8 +7,10 @@ of its own.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
@@ -17,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from cofire.graph.following import thawed
 from cofire.graph.ops import DEAD, LIVE, Conv, Kind, Op
-from cofire.graph.tracing import is_elementwise, is_norm, norm_activates
+from cofire.graph.tracing import is_elementwise, is_norm, norm_activates, norm_mixes
 
 _MOVES: set[Any] = {
     *(torch.flatten, torch.reshape, torch.permute, torch.transpose, torch.cat, torch.concat, torch.stack),
@@ -55,8 +58,11 @@ _DIVS: set[Any] = {operator.truediv, operator.itruediv, torch.div, "div", "div_"
 _NOT_ELEMENTWISE = (nn.Softmax, nn.LogSoftmax, nn.Softmax2d, nn.Softmin, nn.MultiheadAttention, nn.GLU)
 
 
+WALKED = 2  # samples
+
+
 class Walk(fx.Interpreter):
-    """Runs the calls once on two samples, and beside each tensor keeps a tensor of channel ids."""
+    """Runs the calls once on some samples, and beside each tensor keeps a tensor of channel ids."""
 
     def __init__(self, root: nn.Module, calls: fx.Graph) -> None:
         super().__init__(root, graph=calls)
@@ -64,18 +70,30 @@ class Walk(fx.Interpreter):
         self.ids: dict[fx.Node, Any] = {}
         self.ops: list[Op] = []
         self.num_ids = 2
+        self.inside: tuple[Conv, ...] = ()  # layers that the last call ran in a module that is one opaque call
 
     def run_node(self, n: fx.Node) -> Any:
         sources = [source for source in n.all_input_nodes if source in self.ids]
         operands = [self.env[source] for source in sources]
         # Copies, because a call may work in place and the probes below need its operands as they were.
         before = [value.clone() if isinstance(value, Tensor) else value for value in operands]
-        result = super().run_node(n)
+        versions = [_versions(value) for value in operands]
+        with _layers_run(self._callee(n) if "opaque" in n.meta else None, str(n.target)) as inside:
+            result = super().run_node(n)
+        self.inside = tuple(inside.values())
         self._record(n, sources, before, result)
+        if "opaque" in n.meta:
+            for source, operand, version in zip(sources, operands, versions, strict=True):
+                if _versions(operand) != version:  # it was written on: nothing is known of it any more
+                    self.ids[source] = _always_live(operand)
         for source, operand in zip(sources, operands, strict=True):
             if operand is result and n in self.ids:  # in place: who reads the operand later reads the result
                 self.ids[source] = self.ids[n]
         return result
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = super().fetch_args_kwargs_from_env(n)
+        return (thawed(args), thawed(kwargs)) if "opaque" in n.meta else (args, kwargs)
 
     def _record(self, n: fx.Node, sources: list[fx.Node], operands: list[Any], result: Any) -> None:
         if n.op == "output":
@@ -100,7 +118,8 @@ class Walk(fx.Interpreter):
             kind = "opaque"
         if kind == "opaque" or not isinstance(result, Tensor):
             self.ids[n] = _always_live(result)
-            self.ops.append(Op(n.name, "opaque", what, names, (), 0, 0, shape))
+            why = n.meta.get("opaque", "")
+            self.ops.append(Op(n.name, "opaque", what, names, (), 0, 0, shape, inside=self.inside, reason=why))
             return
         dim = -1 if kind == "linear" else 1
         channels = result.shape[dim]
@@ -114,18 +133,22 @@ class Walk(fx.Interpreter):
         activates = activates or (isinstance(callee, nn.Module) and norm_activates(callee))
         conv = self._conv(n, callee, operands[0], result) if kind in ("conv", "linear") else None
         nonnegative = kind in ("activation", "lift") and bool((self._call(n, {0: _probe(operands[0])}) >= 0).all())
-        self.ops.append(Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates, nonnegative))
+        mixes = kind == "norm" and norm_mixes(callee)
+        self.ops.append(
+            Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates, nonnegative, mixes)
+        )
 
     def _callee(self, n: fx.Node) -> Any:
         return self.root.get_submodule(str(n.target)) if n.op == "call_module" else n.target
 
     def _kind(self, n: fx.Node, callee: Any, operands: list[Any], result: Any) -> Kind | None:
         """None for calls that give no tensor (sizes, shapes, checks)."""
-        parts = result if isinstance(result, (tuple, list)) else (result,)
-        if not any(isinstance(part, Tensor) for part in parts):
+        if not any(isinstance(part, Tensor) for part in _leaves(result)):
             return None
         if n.op == "placeholder":
             return "input"
+        if "opaque" in n.meta:
+            return "opaque"
         key = type(callee) if isinstance(callee, nn.Module) else callee
         if key in _MOVES or key in CASTS:
             pads = [v for v in (n.kwargs.get("value"), getattr(callee, "value", None)) if v]
@@ -221,16 +244,46 @@ class Walk(fx.Interpreter):
 
     def _conv(self, n: fx.Node, callee: Any, x: Tensor, result: Tensor) -> Conv:
         """Channels and MACs of a conv or linear call, from its shapes."""
-        name = str(n.target) if n.op == "call_module" else n.name
-        if isinstance(callee, nn.Linear) or callee is F.linear:
-            return Conv(name, x.shape[-1], result.shape[-1], 1, (), prod(result.shape[1:-1]))
-        if isinstance(callee, _ConvNd):
-            groups, kernel = callee.groups, tuple(callee.kernel_size)
-        else:
-            weight: Any = fx.node.map_arg(n.args[1] if len(n.args) > 1 else n.kwargs["weight"], self.env.__getitem__)
-            groups, kernel = x.shape[1] // weight.shape[1], tuple(weight.shape[2:])
-        positions = prod((x if isinstance(callee, _ConvTransposeNd) else result).shape[2:])
-        return Conv(name, x.shape[1], result.shape[1], groups, kernel, prod(kernel) * positions)
+        if isinstance(callee, nn.Module):
+            return _layer(str(n.target), callee, x, result)
+        if callee is F.linear:
+            return Conv(n.name, x.shape[-1], result.shape[-1], 1, (), prod(result.shape[1:-1]))
+        weight: Any = fx.node.map_arg(n.args[1] if len(n.args) > 1 else n.kwargs["weight"], self.env.__getitem__)
+        kernel = tuple(weight.shape[2:])
+        taps = prod(kernel) * prod(result.shape[2:])
+        return Conv(n.name, x.shape[1], result.shape[1], x.shape[1] // weight.shape[1], kernel, taps)
+
+
+def _layer(name: str, module: nn.Module, x: Tensor, result: Tensor) -> Conv:
+    if not isinstance(module, _ConvNd):
+        return Conv(name, x.shape[-1], result.shape[-1], 1, (), prod(result.shape[1:-1]))
+    kernel = tuple(module.kernel_size)
+    positions = prod((x if isinstance(module, _ConvTransposeNd) else result).shape[2:])
+    return Conv(name, x.shape[1], result.shape[1], module.groups, kernel, prod(kernel) * positions)
+
+
+@contextmanager
+def _layers_run(module: nn.Module | None, path: str) -> Iterator[dict[str, Conv]]:
+    """The convs and linear layers that run in ``module`` inside the block, in execution order.
+
+    It may call one several times, or on batches of its own making; each counts as one sample's share of the whole.
+    """
+    found: dict[str, Conv] = {}
+
+    def noting(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def note(layer: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
+            conv = _layer(name, layer, inputs[0], result)
+            before = found[name].macs_per_pair if name in found else 0
+            share = before + conv.macs_per_pair * len(inputs[0]) // WALKED
+            found[name] = dataclasses.replace(conv, macs_per_pair=share)
+
+        return note
+
+    with ExitStack() as stack:
+        for name, layer in module.named_modules(prefix=path) if module is not None else ():
+            if isinstance(layer, (_ConvNd, nn.Linear)):
+                stack.callback(layer.register_forward_hook(noting(name)).remove)
+        yield found
 
 
 def _probe(x: Tensor) -> Tensor:
@@ -241,4 +294,18 @@ def _probe(x: Tensor) -> Tensor:
 def _always_live(result: Any) -> Any:
     if isinstance(result, Tensor):
         return torch.full((1,), LIVE, dtype=torch.float64).expand(result.shape)
+    if isinstance(result, dict):
+        return {key: _always_live(part) for key, part in result.items()}
     return tuple(_always_live(part) for part in result) if isinstance(result, (tuple, list)) else None
+
+
+def _leaves(value: Any) -> list[Any]:
+    """What tuples, lists and dicts hold."""
+    if isinstance(value, dict):
+        return _leaves(list(value.values()))
+    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, (tuple, list)) else [value]
+
+
+def _versions(value: Any) -> list[int]:
+    """How often each tensor was written on."""
+    return [leaf._version for leaf in _leaves(value) if isinstance(leaf, Tensor)]

@@ -14,7 +14,7 @@ from cofire.pruning.base import (
     register_criterion,
     register_recovery,
 )
-from cofire.pruning.channels import Channels, Group
+from cofire.pruning.channels import ChannelGroup, Channels
 from cofire.pruning.cp import CP
 from cofire.pruning.dcp import DCP
 from cofire.pruning.eagleeye import EagleEye
@@ -38,9 +38,9 @@ __all__ = [
     "PFP",
     "SCOP",
     "SFP",
+    "ChannelGroup",
     "Channels",
     "EagleEye",
-    "Group",
     "PruneConfig",
     "Random",
     "SoftPruning",

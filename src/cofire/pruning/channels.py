@@ -18,7 +18,7 @@ from cofire.graph.units import Unit, Units
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class ChannelGroup:
     """O channels, each of which leaves all of its layers at once.
 
     A channel may have several filters in one layer: those of one group of a grouped conv leave together.
@@ -57,7 +57,7 @@ class Channels:
     """
 
     graph: Graph
-    groups: Mapping[str, Group]
+    groups: Mapping[str, ChannelGroup]
     reasons: Mapping[str, str]
     channel_of: Tensor
 

@@ -19,7 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from cofire.errors import NoUnitError, TraceError
 from cofire.graph.graph import Graph, trace
 from cofire.graph.ops import DEAD, LIVE, Op
-from cofire.pruning.channels import Channels, Group, ids
+from cofire.pruning.channels import ChannelGroup, Channels, ids
 from cofire.pruning.flow import Arrivals, arrivals, blamed
 
 _TRIALS = 2  # subsets of channels that must pass every split, shuffle and padding
@@ -35,10 +35,11 @@ def removable(model: nn.Module, input_shape: tuple[int, int, int] | None = None,
 
     Raises:
         NoUnitError: no filter can leave.
-        TraceError: a layer computes its weight from others.
+        TraceError: a layer computes its weight from others, or runs in training mode only.
     """
     _check_weights(model)
     graph = trace(model, input_shape)
+    _check_modes(graph)
     rules = _Rules(graph, streams)
     found = rules.channels()
     generator = torch.Generator().manual_seed(0)
@@ -55,6 +56,17 @@ def removable(model: nn.Module, input_shape: tuple[int, int, int] | None = None,
     if not found.groups:
         raise NoUnitError(f"no filter can be removed from this model:\n{found.units}")
     return found
+
+
+def _check_modes(graph: Graph) -> None:
+    """What runs in training mode only would read channels that have left."""
+    in_training = graph.in_training().layers.keys() - graph.layers.keys()
+    if in_training:
+        names = ", ".join(sorted(in_training)[:3])
+        raise TraceError(
+            f"{names} run in training mode only (auxiliary heads?), so that what they read cannot be told from the "
+            "forward that is pruned: take them out first, e.g. aux_logits=False, or model.aux1 = None"
+        )
 
 
 def _check_weights(model: nn.Module) -> None:
@@ -176,7 +188,7 @@ class _Rules:
                 alike = tuple(written), tuple(readers.get(root, ())), root in summed
                 members.setdefault(alike, []).append(root)
         channel_of_root = torch.full((self.num_ids,), -1)
-        groups: dict[str, Group] = {}
+        groups: dict[str, ChannelGroup] = {}
         for (places, reading, stream), roots in members.items():
             if len(roots) == 1:  # a group keeps at least one
                 pinned[roots[0]] = "its channels could only leave all at once"
@@ -189,7 +201,7 @@ class _Rules:
             filters = {layers[place][1].module: local[ids(layers[place][0].own)] for place in places}
             inputs = {mixing[place][1].module: local[ids(mixing[place][0].reads[0])] for place in reading}
             name = _fresh(next(layers[place][1].module for place in places if _has_map(layers[place][0])), groups)
-            groups[name] = Group(name, len(roots), filters, inputs, stream)
+            groups[name] = ChannelGroup(name, len(roots), filters, inputs, stream)
         reasons = {
             conv.module: next((pinned[root] for root in root_of[ids(op.own)].tolist() if root in pinned), _TOO_SMALL)
             for op, conv in layers

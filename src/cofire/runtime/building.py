@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cofire.runtime.program import Cat, Flatten, Gate, Move, Op, Pair, Shape
+from cofire.runtime.program import Add, Affine, Cat, Flatten, Gate, Move, Op, Pair, Resample, Shape, Strided
 
 
 class ArrangementError(ValueError):
-    """The elements are arranged in a way that cat, move and flatten cannot express."""
+    """The elements are arranged in a way that no op expresses."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,78 @@ class Builder:
         holder = self._owner(target.flatten()[:1]).item()
         if holder >= 0 and self._holds(int(holder), target):
             return int(holder)
-        return self._assembled(target, self._parts(target), name)
+        try:
+            return self._assembled(target, self._parts(target), name)
+        except ArrangementError:
+            found = self._indexed(target, name)
+            found = self._strided(target, name) if found is None else found
+            found = self._side_by_side(target, name) if found is None else found
+            if found is None:
+                raise
+            return found
+
+    def _side_by_side(self, target: Tensor, name: str) -> int | None:
+        """Parts of a map from several buffers, each with zeros where the others are, added up."""
+        owner = self._owner(target)
+        owners = [buffer for buffer in owner.unique().tolist() if buffer >= 0]
+        if len(owners) < 2:
+            return None
+        parts = [self._alone(target, owner == buffer, name) for buffer in owners]
+        shape = tuple(target.shape)
+        total = parts[0]
+        for part in parts[1:]:
+            total = self.emit(Add, name, (total, part), shape, act="none", slope=0.0)
+        # A channel that mixes several counts as live, here as in a cost.
+        same: dict[str, Any] = {"scale": torch.ones(len(target)).double(), "shift": torch.zeros(len(target)).double()}
+        return self.emit(Affine, name, (total,), shape, lift=True, act="none", slope=0.0, **same)
+
+    def _alone(self, target: Tensor, mine: Tensor, name: str) -> int:
+        """What is ``mine`` of a map, in its place, and zeros around it."""
+        rows, columns = (mine.any(0).any(dim).nonzero()[:, 0] for dim in (1, 0))
+        box = (slice(None), slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1))
+        inside = self.gathered(torch.where(mine, target, 0)[box], name)
+        placed = torch.zeros_like(target)
+        placed[box] = self.ids(inside, self.buffers[inside]).long()
+        return self.gathered(placed, name)
+
+    def _indexed(self, target: Tensor, name: str) -> int | None:
+        """Channels, rows and columns of one buffer, each chosen by itself: reflections, repeats, turns."""
+        buffer = int(self._owner(target.flatten()[:1]).item())
+        if buffer < 0 or not bool((self._owner(target) == buffer).all()):
+            return None
+        channels, height, width = self.buffers[buffer]
+        place = target - self.firsts[buffer]
+        channel_C = place[:, 0, 0] // (height * width)
+        rows, columns = place[0, :, 0] // width % height, place[0, 0, :] % width
+        found = channel_C[:, None, None] * (height * width) + rows[:, None] * width + columns
+        if not torch.equal(found, place):
+            return None
+        if not torch.equal(channel_C, torch.arange(channels)):
+            part = _Part(buffer, (1, 1), (0, 0), (), ())
+            buffer = self._move(part, channel_C.tolist(), (height, width), name)
+        return self.emit(
+            Resample,
+            name,
+            (buffer,),
+            tuple(target.shape),
+            rows=tuple(rows.tolist()),
+            columns=tuple(columns.tolist()),
+            row_weights=torch.ones(len(rows), 1),
+            column_weights=torch.ones(len(columns), 1),
+        )
+
+    def _strided(self, target: Tensor, name: str) -> int | None:
+        """Elements of one buffer in an order that digits and strides describe: other shapes, axes swapped."""
+        buffer = int(self._owner(target.flatten()[:1]).item())
+        if buffer < 0 or not bool((self._owner(target) == buffer).all()):
+            return None
+        place_N = target.flatten() - self.firsts[buffer]
+        digits = _digits(place_N - place_N[0], len(target))
+        if digits is None:
+            return None
+        sizes, strides = zip(*digits, strict=True)
+        begin = int(place_N[0])
+        return self.emit(Strided, name, (buffer,), tuple(target.shape), sizes=sizes, strides=strides, begin=begin)
 
     def permuted(self, ids_N: Tensor) -> tuple[int, Tensor] | None:
         """The buffer whose elements these are, each of them once, and where in it each is; None if there is none."""
@@ -203,3 +274,36 @@ class Builder:
         shape = (len(channels), *size)
         attrs: dict[str, Any] = {"channels": tuple(channels), "stride": part.stride, "offset": part.offset}
         return self.emit(Move, name, (part.buffer,), shape, **attrs)
+
+
+_MOST_DIGITS = 8  # of a strided op
+
+
+def _digits(place_N: Tensor, channels: int) -> list[tuple[int, int]] | None:
+    """(size, stride) of the digits, the last of which counts fastest; None if there are none.
+
+    Some of the first ones make up the channels, as the op wants it.
+    """
+    digits: list[tuple[int, int]] = []
+    inner = 1  # elements that the digits so far make up
+    area = len(place_N) // channels
+    while inner < len(place_N):
+        stride = int(place_N[inner])
+        steps_M = place_N[::inner]
+        straight = (steps_M == stride * torch.arange(len(steps_M))).int()
+        size = int(straight.cumprod(0).sum())
+        if inner < area:  # a digit is cut in two where a channel ends
+            size = min(size, area // inner)
+            while area % (inner * size):
+                size -= 1
+        while len(place_N) % (inner * size):
+            size -= 1
+        if size == 1:
+            return None
+        digits.append((size, stride))
+        inner *= size
+    digits = digits[::-1] or [(1, 0)]
+    found_N = torch.zeros(1, dtype=torch.long)
+    for size, stride in digits:
+        found_N = (found_N[:, None] + stride * torch.arange(size)).flatten()
+    return digits if torch.equal(found_N, place_N) and len(digits) <= _MOST_DIGITS else None

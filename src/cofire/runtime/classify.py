@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cofire.data.decoding import centre, decode
+from cofire.data.decoding import decode, middle
 from cofire.errors import ConfigError
 from cofire.runtime.engine import Engine
 
@@ -46,13 +46,13 @@ def pixels_of(pictures: Sequence[Path], shape: tuple[int, int, int]) -> Tensor:
             "instead"
         )
     named = [(str(picture), picture) for picture in pictures]
-    pixels, _ = decode(named, height, lambda image: centre(image, height, height))
+    pixels, _ = decode(named, height, lambda image: middle(image, height))
     x = pixels.float() / 255
     return x if channels == 3 else x.mean(1, keepdim=True)
 
 
 def classify(engine: Engine, picture: Path, threads: int, top: int) -> Answer:
-    """The ``top`` classes of a picture file, resized and cropped to the engine's input, pixels in [0, 1].
+    """The ``top`` classes of a picture file, resized and cropped to the engine's input as in a folder of pictures.
 
     The time is the least of a few calls, without reading the file.
     """

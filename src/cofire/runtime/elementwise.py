@@ -23,7 +23,13 @@ _FUNCTIONS: dict[Act, Function] = {
     "hardswish": F.hardswish,
     "sigmoid": torch.sigmoid,
     "hardsigmoid": F.hardsigmoid,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "tanh": torch.tanh,
+    "mish": F.mish,
+    "softplus": F.softplus,
 }
+_SLOPED: dict[Act, Callable[[Tensor, float], Tensor]] = {"leaky": F.leaky_relu, "elu": F.elu}
 # Both sides of every bend, close to zero and far from it, so that no two functions look alike by chance.
 _PROBE_N = torch.cat([torch.linspace(-8, 8, 65), torch.tensor([-1e4, -40, -1e-3, -1e-6, 1e-6, 1e-3, 40, 1e4])]).double()
 _ZERO, _ONE, _MINUS_ONE = (int(_PROBE_N.eq(value).nonzero()) for value in (0, 1, -1))
@@ -41,13 +47,28 @@ class Scaling(NamedTuple):
 
 
 class Bend(NamedTuple):
-    """An activation; ``slope`` is leaky's."""
+    """An activation; ``slope`` is that of leaky and elu, and the bound of hardtanh."""
 
     act: Act
     slope: float = 0.0
+    factor: float = 1.0
+    """Of the result."""
 
 
-def recognised(function: Function, channels: int, ndim: int) -> Scaling | Bend | None:
+class Cut(NamedTuple):
+    """Numbers below and above are cut off."""
+
+    low: float
+    high: float
+
+
+class Slopes(NamedTuple):
+    """Leaky, float64, with a slope for each channel."""
+
+    slope_C: Tensor
+
+
+def recognised(function: Function, channels: int, ndim: int) -> Scaling | Bend | Cut | Slopes | None:
     """What ``function`` does to float64 tensors with ``channels`` channels and ``ndim`` dimensions, batch included.
 
     None if it is nothing the engine has, or does not run.
@@ -68,10 +89,19 @@ def recognised(function: Function, channels: int, ndim: int) -> Scaling | Bend |
     if _same(y_NC, x_NC * scaling.scale_C + scaling.shift_C):
         return scaling
     for act, known in _FUNCTIONS.items():
-        if _same(y_NC, known(x_NC)):
-            return Bend(act)
-    slope = -float(y_NC[_MINUS_ONE, 0])
-    return Bend("leaky", slope) if _same(y_NC, F.leaky_relu(x_NC, slope)) else None
+        factor = float(y_NC[_ONE, 0] / known(x_NC[_ONE, 0]))
+        factor = 1.0 if abs(factor - 1) < 1e-9 else factor
+        if _same(y_NC, factor * known(x_NC)):
+            return Bend(act, factor=factor)
+    leak_C, lowest, highest = -y_NC[_MINUS_ONE], float(y_NC.min()), float(y_NC.max())
+    for act, slope in (("leaky", float(leak_C[0])), ("elu", -lowest)):
+        if _same(y_NC, _SLOPED[act](x_NC, slope)):
+            return Bend(act, slope)
+    if _same(y_NC, x_NC.clamp(-highest, highest)):
+        return Bend("hardtanh", highest)
+    if _same(y_NC, x_NC.clamp(lowest, highest)):
+        return Cut(lowest, highest)
+    return Slopes(leak_C) if _same(y_NC, torch.where(x_NC < 0, x_NC * leak_C, x_NC)) else None
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -7,12 +7,13 @@ Shapes: B images, O filters of a group.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
-from cofire.runtime.outline import native, outline, read_content
+from cofire.runtime.forced import Forced
+from cofire.runtime.outline import arranged, native, outline, read_content
 from cofire.runtime.profile import Profile
 
 if TYPE_CHECKING:
@@ -63,38 +65,13 @@ class Limits:
         return -1.0 if self.tuning_seconds is None else self.tuning_seconds
 
 
-class _Forced:
-    """Masks that rule in place of the heads, laid out as the native side wants them: group by group, each (B, O)."""
-
-    def __init__(self, masks: Mapping[str, NDArray[np.uint8]], groups: Mapping[str, int]) -> None:
-        self._masks, self._groups = masks, groups
-        self._is_forced = [name in masks for name in groups]
-        self._flat: tuple[int, NDArray[np.uint8]] | None = None
-        if all(len(mask) == 1 for mask in masks.values()):
-            self.of(1)  # here, not on the time of the call
-
-    def of(self, batch: int) -> tuple[NDArray[np.uint8] | None, list[bool]]:
-        """The masks for this many images, and which groups are forced."""
-        if not self._masks:
-            return None, []
-        if self._flat is None or self._flat[0] != batch:
-            self._flat = batch, np.concatenate([self._rows(name, batch) for name in self._groups])
-        return self._flat[1], self._is_forced
-
-    def _rows(self, name: str, batch: int) -> NDArray[np.uint8]:
-        mask = self._masks.get(name, np.zeros((1, self._groups[name]), np.uint8))
-        if len(mask) not in (1, batch):
-            raise ConfigError(f"group {name!r}: a forced mask must have one row or {batch}, got {len(mask)}")
-        return np.broadcast_to(mask, (batch, self._groups[name])).ravel()
-
-
 class _Last(threading.local):
     """What a thread's last call left behind, and the masks it forces."""
 
     batch = 0
     masks: NDArray[np.uint8] | None = None
     macs: NDArray[np.int64] | None = None
-    forced: _Forced | None = None
+    forced: Forced | None = None
     heads = False
 
 
@@ -131,8 +108,18 @@ class Engine:
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of what the model says of one image."""
-        return self._outline.output_shape
+        """Of what the model says of one image; of the first output where there are several."""
+        return self._outline.output_shapes[0]
+
+    @property
+    def output_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every output for one image."""
+        return self._outline.output_shapes
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What the program says of its model, such as ``classes``."""
+        return self._outline.card
 
     @property
     def groups(self) -> dict[str, int]:
@@ -159,10 +146,12 @@ class Engine:
             threshold: of this call, in place of the engine's: filters with a logit above it run.
 
         Returns:
-            A tensor for a tensor, else an array.
+            A tensor for a tensor, else an array; where the model gives several, the same tuple, list or dict of them.
         """
-        output = self._run(self._images(x_BCHW), threads, threshold=threshold)
-        return sys.modules["torch"].from_numpy(output) if _is_tensor(x_BCHW) else output
+        outputs: list[Any] = self._run(self._images(x_BCHW), threads, threshold=threshold)
+        if _is_tensor(x_BCHW):
+            outputs = [sys.modules["torch"].from_numpy(output) for output in outputs]
+        return arranged(self._outline.structure, outputs)
 
     @property
     def last_masks(self) -> Masks:
@@ -189,7 +178,7 @@ class Engine:
         last = self._last
         before = last.forced, last.heads
         checked = {name: self._mask(name, mask) for name, mask in masks.items()}
-        last.forced, last.heads = _Forced(checked, self._groups), heads
+        last.forced, last.heads = Forced(checked, self._groups), heads
         try:
             yield
         finally:
@@ -237,11 +226,13 @@ class Engine:
         logits: NDArray[np.float32] | None = None,
         seconds: NDArray[np.float64] | None = None,
         threshold: float | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> list[NDArray[np.float32]]:
         if threads < 1:
             raise ConfigError(f"threads must be at least 1, got {threads}")
         batch, last = len(x), self._last
-        output = np.empty((batch, *self.output_shape), np.float32)
+        shapes = [(batch, *shape) for shape in self._outline.output_shapes]
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        output = np.empty(ends[-1], np.float32)
         last.batch = batch
         last.masks = np.zeros(batch * self._filters, np.uint8)
         last.macs = np.zeros((batch, len(self._outline.ops)), np.int64)
@@ -249,7 +240,7 @@ class Engine:
         if batch:
             how = (threads, float(self.threshold if threshold is None else threshold), last.heads)
             self._native.run(x, output, *how, last.masks, last.macs, logits, seconds, forced, is_forced)
-        return output
+        return [part.reshape(shape) for part, shape in zip(np.split(output, ends[:-1]), shapes, strict=True)]
 
     def _images(self, x_BCHW: Any) -> NDArray[np.float32]:
         if _is_tensor(x_BCHW):
@@ -291,6 +282,7 @@ def compile(
     precision: Precision = "float32",
     images: AnyLoader | Tensor | None = None,
     limits: Limits | None = None,
+    card: Mapping[str, Any] | None = None,
 ) -> Engine:
     """The engine of a model, plain, gated or quantised, in eval mode; ``model`` is left alone.
 
@@ -302,14 +294,14 @@ def compile(
         precision: ``int8`` stands for ``compile(quantize(model, images))``.
         images: those that :func:`cofire.quantize` fits ranges to.
         limits: what one image may cost; default ``Limits()``.
+        card: what people want to know of the model, as JSON values, kept in the program; ``classes`` are the names of
+            its classes.
 
     Raises:
         ConfigError: int8 without images, or images without int8.
         CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
             more than the limits allow.
     """
-    from dataclasses import replace
-
     from cofire.runtime.lowering import lower
     from cofire.runtime.quantized import Quantized, quantize
 
@@ -323,10 +315,10 @@ def compile(
         shape = model.program.buffers[model.program.input]
         if input_shape is not None and tuple(input_shape) != shape:
             raise ConfigError(f"input_shape must be {shape}, for which the model was quantised, got {input_shape}")
-        return Engine(replace(model.program, threshold=model.threshold), limits=limits)
-    return Engine(lower(model, input_shape), limits=limits)
-
-    return Engine(lower(model, input_shape), limits=limits)
+        program = replace(model.program, threshold=model.threshold)
+    else:
+        program = lower(model, input_shape)
+    return Engine(replace(program, card=dict(card or {})), limits=limits)
 
 
 def load_program(path: str | Path, *, limits: Limits | None = None) -> Engine:

@@ -21,6 +21,7 @@ from cofire.runtime.program import (
     Add,
     Affine,
     Conv,
+    Deconv,
     Gate,
     Move,
     Mul,
@@ -36,15 +37,16 @@ _HOMOGENEOUS: frozenset[Act] = frozenset({"none", "relu", "leaky"})  # act(facto
 def folded(program: Program) -> Program:
     """The same function of the input, with as few ops and buffers as the rules give."""
     ops = _pads_into_convs(program.ops, program.buffers)
-    ops = _into_producers(ops, program.buffers, program.output)
+    outputs = [output.buffer for output in program.outputs]
+    ops = _into_producers(ops, program.buffers, outputs)
     ops = _scales_into_convs(ops, program)
-    ops = _without_unread(ops, program.output)
+    ops = _without_unread(ops, outputs)
     return _renumbered(_in_place(dataclasses.replace(program, ops=tuple(ops))))
 
 
-def _readers(ops: Iterable[Op], output: int) -> Counter[int]:
+def _readers(ops: Iterable[Op], outputs: list[int]) -> Counter[int]:
     """Buffer -> how often it is read."""
-    return Counter(chain((output,), *map(_read_by, ops)))
+    return Counter(chain(outputs, *map(_read_by, ops)))
 
 
 def _read_by(op: Op) -> tuple[int, ...]:
@@ -97,9 +99,9 @@ def _padding_itself(op: Op, pad: Move, buffers: tuple[Shape, ...]) -> Op:
 # An op and the one that alone reads it
 
 
-def _into_producers(ops: Iterable[Op], buffers: tuple[Shape, ...], output: int) -> list[Op]:
+def _into_producers(ops: Iterable[Op], buffers: tuple[Shape, ...], outputs: list[int]) -> list[Op]:
     ops = list(ops)
-    readers = _readers(ops, output)
+    readers = _readers(ops, outputs)
     done: dict[int, Op] = {}  # by the buffer they write, in order
     for op in ops:
         producers = [done[buffer] for buffer in op.src if readers[buffer] == 1 and buffer in done]
@@ -191,7 +193,7 @@ def _times(weight_OIHW: Tensor, scale_O: Tensor) -> Tensor:
 
 
 def _scales_into_convs(ops: list[Op], program: Program) -> list[Op]:
-    readers = _readers(ops, program.output)
+    readers = _readers(ops, [output.buffer for output in program.outputs])
     scales = {op.dst: op for op in ops if isinstance(op, Affine) and readers[op.dst] == 1 and _may_follow(op, program)}
     return [_scaling_itself(op, scales[op.src[0]]) if _takes_scale(op, scales) else op for op in ops]
 
@@ -223,12 +225,12 @@ def _scaling_itself(op: Op, scale: Affine) -> Op:
 # Buffers
 
 
-def _without_unread(ops: list[Op], output: int) -> list[Op]:
+def _without_unread(ops: list[Op], outputs: list[int]) -> list[Op]:
     """Without what nobody reads any more; convs stay, for their MACs are counted."""
-    readers = _readers(ops, output)
+    readers = _readers(ops, outputs)
     kept: list[Op] = []
     for op in reversed(ops):
-        if readers[op.dst] or isinstance(op, Conv):
+        if readers[op.dst] or isinstance(op, Conv | Deconv):
             kept.append(op)
         else:
             readers.subtract(_read_by(op))
@@ -238,7 +240,8 @@ def _without_unread(ops: list[Op], output: int) -> list[Op]:
 def _in_place(program: Program) -> Program:
     """A conv writes into its residual's buffer where it is the last to read it."""
     last = {buffer: place for place, op in enumerate(program.ops) for buffer in _read_by(op)}
-    last |= dict.fromkeys((program.input, program.output), len(program.ops))  # the caller's
+    callers = [program.input, *(output.buffer for output in program.outputs)]
+    last |= dict.fromkeys(callers, len(program.ops))
     holder: dict[int, int] = {}
     ops = []
     for place, op in enumerate(program.ops):
@@ -246,7 +249,13 @@ def _in_place(program: Program) -> Program:
         if isinstance(op, Conv) and op.residual and last[old.src[1]] == place and old.src[0] != old.src[1]:
             holder[op.dst] = op.src[1]
         ops.append(dataclasses.replace(op, dst=holder.get(op.dst, op.dst)))
-    return dataclasses.replace(program, ops=tuple(ops), output=holder.get(program.output, program.output))
+    return _giving(dataclasses.replace(program, ops=tuple(ops)), holder)
+
+
+def _giving(program: Program, holder: Mapping[int, int]) -> Program:
+    """The program with other numbers for the buffers that its caller gets."""
+    first, *more = [dataclasses.replace(out, buffer=holder.get(out.buffer, out.buffer)) for out in program.outputs]
+    return dataclasses.replace(program, output=first.buffer, more_outputs=tuple(more))
 
 
 def _renumbered(program: Program) -> Program:
@@ -263,9 +272,8 @@ def _renumbered(program: Program) -> Program:
         return dataclasses.replace(op, dst=buffer_number[op.dst], gate=gate, **weights)
 
     return dataclasses.replace(
-        program,
+        _giving(program, buffer_number),
         input=buffer_number[program.input],
-        output=buffer_number[program.output],
         buffers=tuple(program.buffers[buffer] for buffer in buffers),
         groups=tuple(program.groups[group] for group in groups),
         ops=tuple(renumbered(op) for op in program.ops),

@@ -11,47 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from math import ceil, floor, prod
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cofire.runtime.integers import conv8, dequantized, quantized
+from cofire.runtime.integers import dequantized
+from cofire.runtime.meanings import OPS, Value, conv, conv_in_int8, macs, rescale, to_u8
 from cofire.runtime.program import (
-    Activation,
-    Add,
-    Affine,
-    Cat,
     Conv,
     Conv8,
-    Dequantize,
-    Flatten,
+    Deconv,
     Gate,
     Head,
-    Move,
-    Mul,
     Op,
-    Pool,
     Program,
-    Quant,
     Quantize,
     Rescale,
 )
 
 Masks = Mapping[str, Tensor]
-
-
-class Value(NamedTuple):
-    """A buffer: (B, C, H, W) with NaN where it is dead, and its live channels, bool (B, C).
-
-    Of a quantised buffer the data are q - zero, so that zero is zero there too.
-    """
-
-    data: Tensor
-    live: Tensor
-    quant: Quant | None = None
 
 
 class Trace(NamedTuple):
@@ -111,18 +91,18 @@ def trace(
         if isinstance(op, Conv | Rescale) and op.shift is not None:
             assert op.gate is not None
             factor = done.factors[program.groups[op.gate.group].name]
-            rescaling: Any = _conv if isinstance(op, Conv) else _rescale
+            rescaling: Any = conv if isinstance(op, Conv) else rescale
             value = rescaling(op, sources, mask, program.buffers[op.dst], factor)
         elif isinstance(op, Conv8):
-            value = _conv8(op, sources, mask, quants.get(op.dst))
+            value = conv_in_int8(op, sources, mask, quants.get(op.dst))
         elif isinstance(op, Quantize):
-            value = _quantize(op, sources, quants.get(op.dst))
+            value = to_u8(op, sources, quants.get(op.dst))
         else:
-            value = _OPS[type(op)](op, sources, mask, program.buffers[op.dst])
+            value = OPS[type(op)](op, sources, mask, program.buffers[op.dst])
         value = value._replace(quant=quants.get(op.dst))
-        if isinstance(op, Conv | Conv8):
-            done.macs[op.name] = _macs(op, buffers[op.src[0]].live, mask, program.buffers[op.dst])
-        elif mask is not None:
+        if isinstance(op, Conv | Deconv | Conv8):
+            done.macs[op.name] = macs(op, buffers[op.src[0]], mask, program.buffers[op.dst])
+        if mask is not None and not isinstance(op, Conv | Conv8):
             value = value._replace(live=value.live & mask)
         assert value.data.shape == (len(x), *program.buffers[op.dst]), f"{op.name} gives {tuple(value.data.shape)}"
         assert value.live.shape == value.data.shape[:2]
@@ -207,190 +187,3 @@ def _largest(logits: Tensor, top: int) -> Tensor:
         order = sorted(range(len(row)), key=lambda o: (row[o] != row[o], 0 if row[o] != row[o] else -row[o], o))
         mask[image, order[:top]] = True
     return mask
-
-
-# Ops: (op, sources as read, mask, shape of the destination) -> value
-
-
-def _act(op: Conv | Affine | Activation | Add | Mul | Rescale, x: Tensor) -> Tensor:
-    match op.act:
-        case "none":
-            return x
-        case "relu":
-            return x.clamp(min=0)
-        case "relu6":
-            return x.clamp(0, 6)
-        case "leaky":
-            return torch.where(x > 0, x, x * op.slope)
-        case "silu":
-            return x * torch.sigmoid(x)
-        case "hardswish":
-            return x * (x + 3).clamp(0, 6) / 6
-        case "sigmoid":
-            return torch.sigmoid(x)
-        case "hardsigmoid":
-            return (x + 3).clamp(0, 6) / 6
-
-
-def _keeps_zero(op: Conv | Affine | Activation | Add | Mul) -> bool:
-    return op.act not in ("sigmoid", "hardsigmoid")
-
-
-def _conv(
-    op: Conv, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor | None = None
-) -> Value:
-    x = src[0].data
-    weight, bias = op.weight.to(x.dtype), op.bias.to(x.dtype)
-    assert weight.shape == (shape[0], x.shape[1] // op.groups, *op.kernel)
-    top, left, bottom, right = op.padding
-    padded = F.pad(x, (left, right, top, bottom))
-    y = F.conv2d(padded, weight, None, op.stride, 0, op.dilation, op.groups)
-    added = bias[None]
-    if op.shift is not None:
-        assert factor is not None
-        y, added = y * factor[:, :, None, None], factor * bias + op.shift.to(x.dtype)
-    y = y + added[:, :, None, None]
-    live = torch.ones(y.shape[:2], dtype=torch.bool) if mask is None else mask
-    if op.residual:
-        assert _keeps_zero(op), "a residual is fused only with activations that leave zero at zero"
-        assert src[1].data.shape == y.shape
-        y = y.masked_fill(~live[:, :, None, None], 0) + src[1].data
-        live = live | src[1].live
-    return Value(_act(op, y), live)
-
-
-def _macs(op: Conv | Conv8, live_in: Tensor, mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
-    """For each group of the conv: live inputs times filters that are on; times taps times output positions."""
-    live_out = live_in.new_ones(len(live_in), shape[0]) if mask is None else mask
-    ins, outs = (live.unflatten(1, (op.groups, -1)).sum(2) for live in (live_in, live_out))
-    pairs: Tensor = (ins * outs).sum(1)
-    return pairs * prod(op.kernel) * prod(shape[1:])
-
-
-def _affine(op: Affine, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    (x,) = src
-    scale, shift = (values.to(x.data.dtype)[:, None, None] for values in (op.scale, op.shift))
-    assert len(scale) == len(shift) == shape[0]
-    assert op.lift or (_keeps_zero(op) and not shift.any()), "an affine that makes something of zero lifts"
-    return Value(_act(op, x.data * scale + shift), torch.ones_like(x.live) if op.lift else x.live)
-
-
-def _rescale(op: Rescale, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor) -> Value:
-    (x,) = src
-    y = x.data * factor[:, :, None, None] + op.shift.to(x.data.dtype)[:, None, None]
-    return Value(_act(op, y), torch.ones_like(x.live))
-
-
-def _activation(op: Activation, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    (x,) = src
-    return Value(_act(op, x.data), x.live if _keeps_zero(op) else torch.ones_like(x.live))
-
-
-def _pointwise(op: Add | Mul, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    one, other = src
-    assert one.data.shape[1:] == shape
-    assert other.data.shape[1:] in (shape, (shape[0], 1, 1))
-    if isinstance(op, Add):
-        y, live = one.data + other.data, one.live | other.live
-    else:
-        y, live = one.data * other.data, one.live & other.live
-    return Value(_act(op, y), live if _keeps_zero(op) else torch.ones_like(live))
-
-
-def _cat(op: Cat, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    return Value(torch.cat([x.data for x in src], 1), torch.cat([x.live for x in src], 1))
-
-
-def _move(op: Move, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    (x,) = src
-    batch, channels, height, width = x.data.shape
-    assert len(op.channels) == shape[0]
-    assert min(op.stride) >= 1
-    y = x.data.new_zeros(batch, *shape)
-    live = x.live.new_zeros(batch, shape[0])
-    rows = [row for row in range(shape[1]) if 0 <= row * op.stride[0] + op.offset[0] < height]
-    columns = [column for column in range(shape[2]) if 0 <= column * op.stride[1] + op.offset[1] < width]
-    from_rows = [row * op.stride[0] + op.offset[0] for row in rows]
-    from_columns = [column * op.stride[1] + op.offset[1] for column in columns]
-    for to, channel in enumerate(op.channels):
-        assert -1 <= channel < channels
-        if channel >= 0:
-            live[:, to] = x.live[:, channel]
-            if rows and columns:
-                block = x.data[:, channel][:, from_rows][:, :, from_columns]
-                y[:, to, rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = block
-    return Value(y, live)
-
-
-def _window(size: int, start: int, count: int, dilation: int, pad: tuple[int, int]) -> tuple[list[int], int]:
-    """Places of a window inside a map's side, and how many are inside it and its padding."""
-    places = [start + i * dilation for i in range(count)]
-    padded = [place for place in places if -pad[0] <= place < size + pad[1]]
-    return [place for place in padded if 0 <= place < size], len(padded)
-
-
-def _windows(op: Pool, dim: int, size: int, outputs: int) -> list[tuple[list[int], int]]:
-    if op.adaptive:
-        bounds = [(floor(i * size / outputs), ceil((i + 1) * size / outputs)) for i in range(outputs)]
-        return [(list(range(low, high)), high - low) for low, high in bounds]
-    pad = (op.padding[dim], op.padding[dim + 2])
-    starts = [i * op.stride[dim] - pad[0] for i in range(outputs)]
-    return [_window(size, start, op.kernel[dim], op.dilation[dim], pad) for start in starts]
-
-
-def _pool(op: Pool, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    """Height, then width: a maximum of maxima, and a sum of sums divided by both sides' counts."""
-    (x,) = src
-    if op.adaptive:
-        assert (op.kernel, op.stride, op.dilation, op.padding) == ((1, 1), (1, 1), (1, 1), (0, 0, 0, 0))
-    y, counts = x.data, []
-    for dim in (0, 1):
-        windows = _windows(op, dim, y.shape[2 + dim], shape[1 + dim])
-        assert all(places for places, _ in windows), "a window must touch the map"
-        parts = [y.index_select(2 + dim, torch.tensor(places)) for places, _ in windows]
-        y = torch.stack([part.amax(2 + dim) if op.op == "max" else part.sum(2 + dim) for part in parts], 2 + dim)
-        counts.append(torch.tensor([padded if op.include_pad else len(places) for places, padded in windows]))
-    if op.op == "avg":
-        y = y / (counts[0][:, None] * counts[1])
-        y = y if x.quant is None else dequantized(y, x.quant)
-    return Value(y, x.live)
-
-
-def _flatten(op: Flatten, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    (x,) = src
-    return Value(x.data.flatten(1)[:, :, None, None], x.live.repeat_interleave(prod(x.data.shape[2:]), 1))
-
-
-def _conv8(op: Conv8, src: list[Value], mask: Tensor | None, quant: Quant | None) -> Value:
-    x = src[0]
-    assert all(value.quant is not None for value in src), "a conv in int8 reads u8"
-    on = torch.ones(len(x.data), len(op.weight), dtype=torch.bool) if mask is None else mask
-    y = conv8(op, x.data, src[1].data if op.residual else None, on, quant)
-    return Value(y, on | src[1].live if op.residual else on)
-
-
-def _quantize(op: Quantize, src: list[Value], quant: Quant | None) -> Value:
-    (x,) = src
-    assert x.quant is None
-    assert quant is not None
-    return Value(quantized(x.data.float(), quant).to(x.data.dtype), x.live)
-
-
-def _dequantize(op: Dequantize, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
-    (x,) = src
-    assert x.quant is not None
-    return Value(dequantized(x.data, x.quant), x.live)
-
-
-_OPS: dict[type[Op], Any] = {
-    Conv: _conv,
-    Affine: _affine,
-    Activation: _activation,
-    Add: _pointwise,
-    Mul: _pointwise,
-    Cat: _cat,
-    Move: _move,
-    Pool: _pool,
-    Flatten: _flatten,
-    Dequantize: _dequantize,
-}

@@ -18,7 +18,10 @@ class Outline:
     """What stands in a program file beside the weights."""
 
     input_shape: tuple[int, int, int]
-    output_shape: tuple[int, ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    structure: Any
+    """How the outputs are arranged (``docs/program.md``)."""
+    card: dict[str, Any]
     groups: dict[str, int]
     """Group -> its filters."""
     threshold: float
@@ -76,11 +79,18 @@ def outline(content: bytes) -> Outline:
     table = read_table(content)[0]
     return Outline(
         input_shape=tuple(table["buffers"][table["input"]]),
-        output_shape=tuple(table["output_shape"]),
+        output_shapes=(
+            tuple(table["output_shape"]),
+            *(tuple(output["shape"]) for output in table.get("more_outputs", ())),  # not before version 3
+        ),
+        structure=table.get("structure"),
+        card=table.get("card", {}),
         groups={group["name"]: group["filters"] for group in table["groups"]},
         threshold=table["threshold"],
         ops=tuple(op["name"] for op in table["ops"]),
-        counted={number: op["name"] for number, op in enumerate(table["ops"]) if op["kind"] in ("conv", "conv8")},
+        counted={
+            number: op["name"] for number, op in enumerate(table["ops"]) if op["kind"] in ("conv", "deconv", "conv8")
+        },
         precisions=_precisions(table),
     )
 
@@ -101,6 +111,18 @@ def _why_float32(op: dict[str, Any]) -> str:
         act = op["attrs"]["act"]
         return "as asked" if act in ("none", "relu", "relu6") else f"activation {act}"
     return "between float32" if op["kind"] in ("pool", "move", "cat", "flatten") else f"{op['kind']} has no int8 form"
+
+
+def arranged(structure: Any, outputs: list[Any]) -> Any:
+    """The outputs as the model gives them."""
+    if structure is None:
+        return outputs[0]
+    if not isinstance(structure, dict):
+        return outputs[structure]
+    ((kind, parts),) = structure.items()
+    if kind == "dict":
+        return {key: arranged(part, outputs) for key, part in parts.items()}
+    return (tuple if kind == "tuple" else list)(arranged(part, outputs) for part in parts)
 
 
 def read_table(content: bytes) -> tuple[dict[str, Any], dict[str, Any], int]:

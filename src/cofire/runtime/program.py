@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from rich.table import Table
 from torch import Tensor
 
-Act = Literal["none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"]
-LIFTING: frozenset[Act] = frozenset({"sigmoid", "hardsigmoid"})
+_Older = Literal["none", "relu", "relu6", "leaky", "silu", "hardswish", "sigmoid", "hardsigmoid"]
+_Newer = Literal["gelu", "gelu_tanh", "elu", "tanh", "hardtanh", "mish", "softplus"]
+Act = Literal[_Older, _Newer]
+LIFTING: frozenset[Act] = frozenset({"sigmoid", "hardsigmoid", "softplus"})
 """The activations that do not leave zero at zero."""
 
 Shape: TypeAlias = tuple[int, int, int]
@@ -177,6 +179,64 @@ class Rescale(Op):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Deconv(Op):
+    """Transposed conv(src0) + bias; ``padding`` is taken off the result."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Padding
+    dilation: Pair
+    groups: int
+    weight: Tensor
+    bias: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Resample(Op):
+    """Each row is a weighted sum of the source's rows, and each column of its columns; as many for each."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    row_weights: Tensor
+    column_weights: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Strided(Op):
+    """Element i, whose digits in the mixed radix ``sizes`` are d, is element begin + sum(d * strides) of src0."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    begin: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reduce(Op):
+    """Channel c is the sum, mean or maximum of src0's channels c, c + C, c + 2 C, ..."""
+
+    op: Literal["sum", "avg", "max"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Softmax(Op):
+    """Softmax or its logarithm at each position, over ``ways`` channels that lie C / ways apart."""
+
+    ways: int
+    log: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Norm(Op):
+    """Group norm; or, over all channels at each position, layer norm, RMS norm or division by the length."""
+
+    over: Literal["group", "layer", "rms", "l2"]
+    groups: int
+    epsilon: float
+    scale: Tensor
+    shift: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Conv8(Op):
     """float(conv(q - zero) + bias) * multiplier [+ float(r - zero) * residual_multiplier]; q and r are u8.
 
@@ -221,6 +281,12 @@ KINDS: dict[str, type[Op]] = {
     "pool": Pool,
     "flatten": Flatten,
     "rescale": Rescale,
+    "deconv": Deconv,
+    "resample": Resample,
+    "strided": Strided,
+    "reduce": Reduce,
+    "softmax": Softmax,
+    "norm": Norm,
     "conv8": Conv8,
     "quantize": Quantize,
     "dequantize": Dequantize,
@@ -231,6 +297,14 @@ _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 def kind_of(op: Op) -> str:
     """The op's kind as files spell it."""
     return _KIND_OF[type(op)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """A buffer that the caller gets, in a shape of as many elements."""
+
+    buffer: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -244,8 +318,21 @@ class Program:
     groups: tuple[Group, ...]
     threshold: float
     ops: tuple[Op, ...]
+    more_outputs: tuple[Output, ...] = ()
+    """What the caller gets beside the first output."""
+    structure: Any = None
+    """Where each output belongs: its number, or one of ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": {...}}``.
+
+    None: there is one, and the caller gets it as it is."""
+    card: dict[str, Any] = field(default_factory=dict)
+    """What people want to know of the model, as JSON values; ``classes`` are the names of the classes."""
     quants: tuple[Quant, ...] = ()
     """The buffers that hold u8; the others hold float32."""
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """All of them."""
+        return (Output(buffer=self.output, shape=self.output_shape), *self.more_outputs)
 
     def describe(self) -> dict[str, Any]:
         """Shapes, groups and ops as JSON values, without weights."""
@@ -254,6 +341,7 @@ class Program:
             "output_shape": list(self.output_shape),
             "groups": {group.name: group.filters for group in self.groups},
             "threshold": self.threshold,
+            "card": self.card,
             "ops": [
                 {"kind": kind_of(op), "name": op.name, "shape": list(self.buffers[op.dst]), "gate": self._gate(op)}
                 for op in self.ops

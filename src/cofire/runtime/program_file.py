@@ -55,11 +55,16 @@ def to_bytes(program: Program) -> bytes:
         "ops": ops,
         "quants": [vars(quant) for quant in program.quants],
         "sha256": hashlib.sha256(data).hexdigest(),
+        "more_outputs": [vars(output) for output in program.more_outputs],
+        "structure": program.structure,
+        "card": program.card,
     }
     try:
         description = json.dumps(table, allow_nan=False)
     except ValueError as error:
-        raise ConfigError("threshold and slopes must be finite numbers") from error
+        raise ConfigError("threshold, slopes and numbers of the card must be finite") from error
+    except TypeError as error:
+        raise ConfigError(f"the card must hold JSON values: {error}") from error
     header: dict[str, Any] = {"__metadata__": {KEY: description}}
     end = 0
     for name, tensor in tensors.items():

@@ -67,7 +67,9 @@ def _one_op_per_buffer(program: Program) -> Program:
             buffers.append(program.buffers[op.dst])
         ops.append(dataclasses.replace(reading(op, now), dst=dst))
         now[op.dst] = dst
-    return dataclasses.replace(program, buffers=tuple(buffers), ops=tuple(ops), output=now[program.output])
+    more = tuple(dataclasses.replace(output, buffer=now[output.buffer]) for output in program.more_outputs)
+    output = now[program.output]
+    return dataclasses.replace(program, buffers=tuple(buffers), ops=tuple(ops), output=output, more_outputs=more)
 
 
 def _chosen(program: Program, keep: Collection[str]) -> tuple[set[int], set[int]]:
@@ -116,9 +118,14 @@ class _Quantizer:
         for op in self.old.ops:
             self._write(op)
         output = self._as_float32(self.old.output)
+        more = tuple(
+            dataclasses.replace(output, buffer=self._as_float32(output.buffer)) for output in self.old.more_outputs
+        )
         quants = tuple(sorted(self.u8.values(), key=lambda quant: quant.buffer))
         buffers, ops = tuple(self.buffers), tuple(self.ops)
-        return dataclasses.replace(self.old, input=0, output=output, buffers=buffers, ops=ops, quants=quants)
+        return dataclasses.replace(
+            self.old, input=0, output=output, buffers=buffers, ops=ops, quants=quants, more_outputs=more
+        )
 
     def _write(self, op: Op) -> None:
         gate = self._gate(op)

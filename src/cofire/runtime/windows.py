@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from cofire.runtime.program import Padding, Pair
 
@@ -48,22 +47,6 @@ def conv_window(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def own_padding(conv: nn.Conv2d, size: Pair, plain: Padding) -> Padding | None:
-    """The padding of a conv whose class has a forward of its own, found by trying the plain one and TensorFlow's SAME.
-
-    None if the class computes something else.
-    """
-    probe = torch.randn(1, conv.in_channels, *size, generator=torch.Generator().manual_seed(0)).to(conv.weight)
-    wanted = conv(probe)
-    for padding in (plain, _same_padding(size, conv)):
-        found = _convolved(probe, conv, padding)
-        if found is not None and found.shape == wanted.shape:
-            tolerance = 1e-4 * float(wanted.abs().max())
-            if torch.allclose(found, wanted, rtol=1e-4, atol=tolerance):
-                return padding
-    return None
-
-
 def pool_window(n: fx.Node, callee: Any, env: Mapping[fx.Node, Any]) -> dict[str, Any] | None:
     """Attrs of a pooling call; None if it is not one that a program can express."""
     key = type(callee) if isinstance(callee, nn.Module) else callee
@@ -89,15 +72,6 @@ def pool_window(n: fx.Node, callee: Any, env: Mapping[fx.Node, Any]) -> dict[str
     }
 
 
-def _convolved(x: Tensor, conv: nn.Conv2d, padding: Padding) -> Tensor | None:
-    top, left, bottom, right = padding
-    padded = F.pad(x, (left, right, top, bottom))
-    try:
-        return F.conv2d(padded, conv.weight, conv.bias, conv.stride, 0, conv.dilation, conv.groups)
-    except RuntimeError:  # the kernel is larger than the map
-        return None
-
-
 def _pair(value: Any) -> Pair:
     """A size given as one number or two."""
     values = (value,) if isinstance(value, int) else tuple(value)
@@ -111,12 +85,6 @@ def _padding(given: Any, kernel: Pair, dilation: Pair) -> Padding:
         return _split(*(d * (k - 1) for d, k in zip(dilation, kernel, strict=True)))
     height, width = _pair(given)
     return (height, width, height, width)
-
-
-def _same_padding(size: Pair, conv: nn.Conv2d) -> Padding:
-    """TensorFlow's SAME: as much as gives ceil(size / stride) outputs."""
-    sides = zip(size, _pair(conv.stride), _pair(conv.dilation), _pair(conv.kernel_size), strict=True)
-    return _split(*(max((math.ceil(n / s) - 1) * s + d * (k - 1) + 1 - n, 0) for n, s, d, k in sides))
 
 
 def _split(height: int, width: int) -> Padding:

@@ -18,31 +18,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from cofire.data.feeding import AnyLoader, checked, num_batches
-from cofire.data.images import Batch, Loader
+from cofire.data.feeding import AnyLoader, checked, map_tensors, num_batches
+from cofire.data.images import Loader
 from cofire.errors import ConfigError, DataError, FileError, TrainingError
-from cofire.evaluation import Report, check_labels, evaluate
+from cofire.evaluation import Metric, Report, evaluate
 from cofire.files.atomic import read_json, remove, write_json
 from cofire.files.strict import same_run, unstructure
 from cofire.files.tensors import read_tensors, write_tensors
 from cofire.gates.gating import GatedModel, describe_backbone, gated_parts, has_gates, mask_loss, num_filters
-from cofire.gates.losses import distillation
 from cofire.gates.persistence import fill
 from cofire.progress import progress
 from cofire.training import tracking
 from cofire.training.averaging import Average
 from cofire.training.callbacks import AbstractCallback
 from cofire.training.checkpoints import CheckpointFolder, capture, restore
-from cofire.training.layout import channels_last, to_channels_last
 from cofire.training.log import RunLog
+from cofire.training.memory_format import channels_last, to_channels_last
 from cofire.training.processes import together
 from cofire.training.recipe import Recipe
 from cofire.training.setup import described, length, only_learning, parameter_groups, seed
+from cofire.training.task import Loss, score, task_loss
 from cofire.training.tracking import Track
 
 
@@ -56,6 +55,8 @@ class EpochRecord:
     seconds: float
     val_top1: float | None
     val_reduction: float | None
+    val_score: float | None = None
+    """What epochs are chosen by: top-1, or the first of the caller's own metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ def fit(
     out: str | Path | None = None,
     track: Track | None = None,
     callbacks: Sequence[AbstractCallback] = (),
+    loss: Loss | None = None,
+    metric: Metric | None = None,
 ) -> FitResult:
     """Train ``model`` in place: a plain one, a gated one, or one with gated parts.
 
@@ -88,6 +91,9 @@ def fit(
             error. Without it nothing is written.
         track: also tell a tracker how it goes: ``tensorboard``, ``trackio``, ``wandb``, or one of Accelerate's kind.
         callbacks: called at each step and epoch; see :class:`AbstractCallback`.
+        loss: ``loss(output, target)`` in place of cross-entropy, for models that return anything but logits; batches
+            are (x_BCHW, target) then, with targets of any form. The gates' loss is added to it.
+        metric: what ``val`` is measured by then, as in `evaluate`; the first of its values chooses the epoch.
 
     Raises:
         TrainingError: a loss is not finite, or another process of the run has ended.
@@ -96,9 +102,11 @@ def fit(
     if (teacher is None) != (recipe.distill == 0):
         given = "none" if teacher is None else "one"
         raise ConfigError(f"a teacher goes with Recipe.distill above 0, got distill={recipe.distill} and {given}")
+    if loss is not None and (teacher is not None or (val is not None and metric is None)):
+        raise ConfigError("a loss of your own goes without a teacher and, where there is a val, with a metric")
     with together(), only_learning(model, recipe), channels_last(model):
         folder = Path(out) if out is not None else None
-        return _Run(model, train, recipe, val, teacher, folder, track, callbacks).go()
+        return _Run(model, train, recipe, val, teacher, folder, track, callbacks, loss, metric).go()
 
 
 class _Run:
@@ -112,8 +120,11 @@ class _Run:
         out: Path | None,
         track: Track | None,
         callbacks: Sequence[AbstractCallback],
+        loss: Loss | None,
+        metric: Metric | None,
     ) -> None:
         self.recipe, self.train, self.val, self.out = recipe, train, val, out
+        self.loss, self.metric = loss, metric
         self.steps_per_epoch = length(train, recipe.accumulate)
         AcceleratorState._reset_state()  # another fit in this process may have used another precision
         mixed = "bf16" if recipe.precision == "bf16" else "no"
@@ -188,7 +199,7 @@ class _Run:
     def _step_in_epoch(self) -> int:
         return (self.step - 1) % self.steps_per_epoch + 1
 
-    def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
+    def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Any]]:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         if isinstance(self.train, Loader):
             yield from self.train.batches(epoch, start, rank, world)
@@ -198,14 +209,14 @@ class _Run:
         for index in range(self.steps_per_epoch * self.recipe.accumulate):
             torch.manual_seed(seed(self.recipe.seed, epoch, index, 0))  # its order and augmentation from here
             try:
-                x_BCHW, label_B = checked(next(batches))
+                x_BCHW, target = checked(next(batches), labelled=self.loss is None)
             except StopIteration:
                 promised = f"the training loader has length {num_batches(self.train)}"
                 raise DataError(f"{promised}, but gave only {index} batches in epoch {epoch}") from None
             if index >= start:
-                yield x_BCHW[rank::world], None if label_B is None else label_B[rank::world]
+                yield x_BCHW[rank::world], map_tensors(target, lambda tensor: tensor[rank::world])
 
-    def _train_step(self, epoch: int, batches: list[Batch]) -> None:
+    def _train_step(self, epoch: int, batches: list[tuple[Tensor, Any]]) -> None:
         began = time.perf_counter()
         torch.manual_seed(seed(self.recipe.seed, epoch, self.step))
         self._set_rates()
@@ -214,9 +225,8 @@ class _Run:
             optimizer.zero_grad()
         value, mask_value = 0.0, 0.0
         for batch in batches:
-            x_BCHW, label_B = (part.to(self.accelerator.device) if part is not None else None for part in batch)
-            assert x_BCHW is not None
-            loss, masks = self._losses(x_BCHW, label_B)
+            x_BCHW, target = map_tensors(batch, lambda tensor: tensor.to(self.accelerator.device))
+            loss, masks = self._losses(x_BCHW, target)
             value, mask_value = value + float(loss.detach()) / len(batches), mask_value + float(masks) / len(batches)
             if not math.isfinite(value):
                 raise TrainingError(
@@ -238,35 +248,22 @@ class _Run:
             self.sums[i] += amount
         self.log.step(epoch=epoch, step=self.step, loss=value, mask_loss=mask_value, lr=self._rate)
 
-    def _losses(self, x_BCHW: Tensor, label_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _losses(self, x_BCHW: Tensor, target: Any) -> tuple[Tensor, Tensor]:
         """Total loss and the gates' part of it."""
-        logits_BK = self.wrapped(x_BCHW)
+        output = self.wrapped(x_BCHW)
+        label_B = target if self.loss is None else None
         taught_BK = None
         if self.teacher is not None and not self._only_heads():
             with torch.no_grad():
                 taught_BK = self.teacher(x_BCHW).float()
-        masks = mask_loss(self.model, label_B, taught_BK) if self.parts else logits_BK.new_zeros(())
+        masks = mask_loss(self.model, label_B, taught_BK) if self.parts else x_BCHW.new_zeros(())
         total = masks
         if not self._only_heads():
-            total = self._task_loss(logits_BK.float(), label_B, taught_BK) + masks
+            total = task_loss(output, target, taught_BK, self.recipe, self.loss) + masks
         for callback in self.callbacks:
-            more = callback.loss(self, x_BCHW, label_B, logits_BK)
+            more = callback.loss(self, x_BCHW, target, output)
             total = total if more is None else total + more
         return total, masks.detach()
-
-    def _task_loss(self, logits_BK: Tensor, label_B: Tensor | None, taught_BK: Tensor | None) -> Tensor:
-        share, parts = self.recipe.distill, []
-        if taught_BK is not None:
-            parts.append(share * distillation(logits_BK, taught_BK, self.recipe.temperature))
-        if share < 1:
-            if label_B is None:
-                raise DataError(
-                    "training needs labels; with unlabelled images only the heads can learn, Recipe(train='heads'), "
-                    "or all from a teacher alone, Recipe(distill=1)"
-                )
-            check_labels(label_B, logits_BK.shape[1])
-            parts.append((1 - share) * F.cross_entropy(logits_BK, label_B))
-        return torch.stack(parts).sum()
 
     def _only_heads(self) -> bool:
         return self.recipe.only_heads(self.step, self.steps_per_epoch)
@@ -294,15 +291,16 @@ class _Run:
         report: Report | None = None
         if self.val is not None:
             with self._kept_weights():
-                report = evaluate(self.model, self.val, text="validating")
+                report = evaluate(self.model, self.val, text="validating", metric=self.metric)
         steps = self.steps_per_epoch
         record = EpochRecord(
             epoch=epoch,
             loss=self.sums[0] / steps,
             mask_loss=self.sums[1] / steps,
             seconds=self.sums[2],
-            val_top1=report.top1 if report else None,
+            val_top1=report.top1 if report and self.metric is None else None,
             val_reduction=report.reduction["executed"] if report else None,
+            val_score=score(report) if report else None,
         )
         self.epochs.append(record)
         self.sums = [0.0, 0.0, 0.0]
@@ -317,7 +315,7 @@ class _Run:
         return nullcontext() if self.average is None else self.average.applied(self.model)
 
     def _selected(self) -> int:
-        scores = [record.val_top1 for record in self.epochs]
+        scores = [record.val_top1 if record.val_score is None else record.val_score for record in self.epochs]
         if self.recipe.select == "last" or None in scores:
             return len(self.epochs) - 1
         return max(range(len(scores)), key=lambda epoch: (scores[epoch], epoch))

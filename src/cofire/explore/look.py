@@ -1,0 +1,100 @@
+"""One picture through an engine, with all filters and with gates at work. Shapes: O filters, H x W pixels."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cofire.analysis.responses import Heatmaps, heatmaps
+from cofire.explore.subject import Pixels, Subject, as_input
+
+ROUNDS = 5
+TOP = 3
+_one_at_a_time = threading.Lock()  # a model has one threshold for all who ask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """What one of the two says: the best classes with their probabilities, MACs executed, milliseconds."""
+
+    classes: list[str]
+    probabilities: list[float]
+    macs: int
+    milliseconds: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Look:
+    """A picture, seen twice.
+
+    Args:
+        dense: the same weights with every filter running.
+        gated: with gates at work.
+        masks: group -> bool (O,): which filters ran.
+    """
+
+    pixels_CHW: Pixels
+    dense: Side
+    gated: Side
+    masks: dict[str, NDArray[np.bool_]]
+
+
+def look(subject: Subject, pixels_CHW: Pixels, threshold: float | None = None) -> Look:
+    """Both answers; times are the least of a few calls, which take turns."""
+    engine, x_BCHW = subject.engine, as_input(pixels_CHW[None])
+
+    def gated() -> NDArray[np.float32]:
+        found: NDArray[np.float32] = engine(x_BCHW, threshold=threshold)
+        return found
+
+    def dense() -> NDArray[np.float32]:
+        with engine.force(every):
+            return gated()
+
+    every = {name: np.ones(filters) for name, filters in engine.groups.items()}
+    milliseconds = {dense: np.inf, gated: np.inf}
+    for _ in range(ROUNDS):
+        for call in milliseconds:
+            begin = time.perf_counter()
+            call()
+            milliseconds[call] = min(milliseconds[call], 1e3 * (time.perf_counter() - begin))
+    sides = {call: _side(subject, call, milliseconds[call]) for call in milliseconds}
+    masks = {name: mask_BO[0] for name, mask_BO in engine.last_masks.items()}  # of the last call, which was gated
+    return Look(pixels_CHW=pixels_CHW, dense=sides[dense], gated=sides[gated], masks=masks)
+
+
+def heat(subject: Subject, pixels_CHW: Pixels, unit: str, threshold: float | None = None) -> Heatmaps | None:
+    """Where a unit responds, with all filters and with gates at work; None without a gated model."""
+    if subject.gated is None or subject.card is None:
+        return None
+    mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (subject.card.mean, subject.card.std))
+    x_BCHW = ((torch.from_numpy(as_input(pixels_CHW[None])) - mean_C11) / std_C11).float()
+    with _one_at_a_time:
+        before = subject.gated.threshold
+        if threshold is not None and before is not None:
+            subject.gated.threshold = threshold
+        try:
+            return heatmaps(subject.gated, x_BCHW, unit)
+        finally:
+            if before is not None:
+                subject.gated.threshold = before
+
+
+def _side(subject: Subject, call: Callable[[], NDArray[np.float32]], milliseconds: float) -> Side:
+    logits = call()[0].astype(np.float64)
+    shares = np.exp(logits - logits.max())
+    shares /= shares.sum()
+    best = np.argsort(-shares, kind="stable")[:TOP]
+    names = subject.classes
+    return Side(
+        classes=[names[c] if c < len(names) else f"class {c}" for c in best],
+        probabilities=shares[best].tolist(),
+        macs=int(sum(macs[0] for macs in subject.engine.last_macs.values())),
+        milliseconds=milliseconds,
+    )

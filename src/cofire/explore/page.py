@@ -1,0 +1,112 @@
+"""The page: pictures to pick, a place to drop one, a slider, and what the model makes of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from cofire.errors import DataError
+from cofire.explore.drawing import CSS, as_picture, drawn
+from cofire.explore.look import heat, look
+from cofire.explore.subject import Pixels, Subject, read_picture
+from cofire.extras import require
+
+MAX_FILE = "10mb"
+
+
+def gradio() -> Any:
+    """The package, told to report to nobody."""
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    return require("gradio", package="gradio", extra="explore")
+
+
+def build(subject: Subject) -> Any:
+    """The page of a subject, as Gradio's Blocks."""
+    gr = gradio()
+    units = [unit.name for unit in subject.gated.units if unit.gated] if subject.gated else []
+    thresholds = subject.observed.thresholds
+
+    def show(pixels_CHW: Pixels, threshold: float, unit: str | None) -> str:
+        chosen = threshold if thresholds else None
+        maps = heat(subject, pixels_CHW, unit, chosen) if unit else None
+        return drawn(look(subject, pixels_CHW, chosen), maps)
+
+    def pick(threshold: float, unit: str | None, event: Any) -> tuple[Pixels, str]:
+        picked: Pixels = subject.pixels_NCHW[event.index]
+        return picked, show(picked, threshold, unit)
+
+    pick.__annotations__["event"] = gr.SelectData  # Gradio looks for it
+
+    def drop(path: str | None, before: Pixels, threshold: float, unit: str | None) -> tuple[Pixels, str, str]:
+        picture, problem = before, ""
+        try:
+            picture = before if path is None else read_picture(Path(path), subject.engine.input_shape)
+        except DataError as error:
+            problem = f"**Not shown:** {error}"
+        return picture, problem, show(picture, threshold, unit)
+
+    with gr.Blocks(title=f"cofire explore {subject.name}", analytics_enabled=False) as page:
+        gr.Markdown(f"# {subject.name}\nPictures: {subject.images}, from the cheapest to the dearest.")
+        pixels = gr.State(subject.pixels_NCHW[0])
+        with gr.Row():
+            with gr.Column(scale=1, min_width=280):
+                captions = [f"{macs / 1e6:.2f} M" for macs in subject.macs_N]
+                pictures = [as_picture(each) for each in subject.pixels_NCHW]
+                gallery = gr.Gallery(
+                    list(zip(pictures, captions, strict=True)),
+                    label="Cheapest to dearest, in MACs",
+                    object_fit="contain",
+                    columns=4,
+                    height=320,
+                    allow_preview=False,
+                    interactive=False,
+                    format="png",
+                )
+                dropped = gr.File(label=f"Or drop a picture, up to {MAX_FILE}", type="filepath", height=120)
+                told = gr.Markdown("", elem_id="told")
+                slider = gr.Slider(
+                    math.floor(thresholds[0]) if thresholds else 0,
+                    math.ceil(thresholds[-1]) if thresholds else 1,
+                    step=0.01,
+                    value=subject.engine.threshold,
+                    label="Threshold: filters with a logit above it run"
+                    if thresholds
+                    else "This model has no threshold to move",
+                    interactive=bool(thresholds),
+                    elem_id="threshold",
+                )
+                unit = gr.Dropdown(units, value=units[-1] if units else None, label="Heatmap of", visible=bool(units))
+            with gr.Column(scale=2, min_width=280):
+                seen = gr.HTML(elem_id="seen")
+        inputs = [pixels, slider, unit]
+        # No bar, for the answer is there sooner; and of several wishes the last one counts.
+        calm = {"show_progress": "hidden", "trigger_mode": "always_last"}
+        gallery.select(pick, [slider, unit], [pixels, seen], **calm)
+        dropped.change(drop, [dropped, *inputs], [pixels, told, seen], **calm)
+        for control in (slider, unit):
+            control.change(show, inputs, seen, **calm)
+        page.load(show, inputs, seen, **calm)
+    return page
+
+
+def launch(page: Any, host: str, port: int) -> str:
+    """Start it in the background; its address."""
+    gr = gradio()
+    fonts = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # none from elsewhere
+    _, address, _ = page.launch(
+        server_name=host,
+        server_port=port or None,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        max_file_size=MAX_FILE,
+        theme=gr.themes.Base(primary_hue="amber", **fonts),
+        css=CSS,
+        footer_links=[],
+        ssr_mode=False,
+        pwa=False,
+        enable_monitoring=False,
+    )
+    return str(address).rstrip("/")

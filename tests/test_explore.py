@@ -1,0 +1,93 @@
+"""What `cofire explore` shows: the engine's own numbers, a light for each filter, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small import tiny_gated
+
+import cofire
+from cofire.errors import ConfigError, DataError
+from cofire.explore import subject as subjects
+from cofire.explore.drawing import drawn, wall
+from cofire.explore.look import heat, look
+from cofire.explore.subject import Subject, as_input, open_subject, read_picture
+
+
+@pytest.fixture(scope="module")
+def zoo_subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """The zoo's gated model where its data set is not: digits are shown."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COFIRE_DATA", str(tmp_path_factory.mktemp("empty")))
+        return open_subject("zoo:resnet20_cifar10_ftwt", 12)
+
+
+def test_the_zoo_starts_with_pictures_that_ship_cheapest_first(zoo_subject: Subject) -> None:
+    assert zoo_subject.pixels_NCHW.shape == (12, 3, 32, 32)
+    assert "digits" in zoo_subject.images
+    zoo_subject.engine(as_input(zoo_subject.pixels_NCHW))
+    macs_N = sum(zoo_subject.engine.last_macs.values())
+    assert np.array_equal(macs_N, zoo_subject.macs_N)
+    assert np.array_equal(macs_N, np.sort(macs_N))
+
+
+def test_a_look_is_what_the_engine_and_the_model_say(zoo_subject: Subject) -> None:
+    engine, pixels_CHW = zoo_subject.engine, zoo_subject.pixels_NCHW[3]
+    cheap, plain = look(zoo_subject, pixels_CHW, 3.0), look(zoo_subject, pixels_CHW)
+    engine(as_input(pixels_CHW[None]), threshold=3.0)
+    assert cheap.gated.macs == sum(macs[0] for macs in engine.last_macs.values())
+    assert {name: mask.tolist() for name, mask in cheap.masks.items()} == {
+        name: mask[0].tolist() for name, mask in engine.last_masks.items()
+    }
+    assert cheap.gated.macs < plain.gated.macs < plain.dense.macs == cheap.dense.macs
+    assert plain.dense.macs == sum(cofire.cost(zoo_subject.gated.graph, {}).dense.values())
+    assert plain.gated.classes[0] in zoo_subject.classes
+    assert zoo_subject.gated.threshold == 0
+    warm = heat(zoo_subject, pixels_CHW, "layer3.0.conv1", 1e9)
+    assert warm.dense_NHW.max() > 0
+    assert warm.gated_NHW.max() == 0  # nothing runs above that threshold
+    assert zoo_subject.gated.threshold == 0  # and it is as before
+
+
+def test_the_wall_has_a_light_for_each_filter() -> None:
+    text = wall({"a<b": np.array([True, False, True]), "c": np.zeros(40, bool)})
+    assert (text.count('class="on"'), text.count('class="off"')) == (2, 41)
+    assert "a&lt;b: 2 of 3" in text
+    assert "c: 0 of 40" in text
+    assert "no gates" in wall({})
+
+
+def test_the_page_s_text_names_no_other_host(zoo_subject: Subject) -> None:
+    pixels_CHW = zoo_subject.pixels_NCHW[0]
+    text = drawn(look(zoo_subject, pixels_CHW), heat(zoo_subject, pixels_CHW, "conv1"))
+    assert "http" not in text
+    assert text.count("data:image/png;base64,") == 3
+    assert "MACs saved" in text
+
+
+def test_a_program_alone_can_be_explored_without_heatmaps(tmp_path: Path) -> None:
+    path = cofire.compile(tiny_gated()).save(tmp_path / "a.cofire")
+    subject = open_subject(str(path), 5)
+    assert subject.pixels_NCHW.shape == (5, 1, 8, 8)
+    found = look(subject, subject.pixels_NCHW[0])
+    assert found.gated.classes[0].startswith("class ")
+    assert heat(subject, subject.pixels_NCHW[0], "conv1") is None
+    with pytest.raises(ConfigError, match="square pictures"):
+        open_subject(str(cofire.compile(cofire.create_backbone("resnet20"), (3, 32, 40)).save(tmp_path / "b.cofire")))
+
+
+def test_pictures_are_fitted_and_what_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(np.full((20, 30, 3), 77, np.uint8)).save(tmp_path / "a.png")
+    assert np.array_equal(read_picture(tmp_path / "a.png", (3, 8, 8)), np.full((3, 8, 8), 77))
+    assert np.array_equal(read_picture(tmp_path / "a.png", (1, 8, 8)), np.full((1, 8, 8), 77))
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    (tmp_path / "c.png").write_bytes((tmp_path / "a.png").read_bytes()[:40])
+    for name in ("b.png", "c.png", "gone.png"):
+        with pytest.raises(DataError, match=f"{name} is not a picture"):
+            read_picture(tmp_path / name, (3, 8, 8))
+    monkeypatch.setattr(subjects, "MAX_PIXELS", 599)
+    with pytest.raises(DataError, match="at most 599 pixels, got 30 x 20"):
+        read_picture(tmp_path / "a.png", (3, 8, 8))

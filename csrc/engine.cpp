@@ -91,20 +91,25 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
     const bool reference = kernel == "ref";
     const Leaf* leaf = find_leaf(reference ? "" : kernel.c_str());
     if (!leaf) throw std::runtime_error("there is no kernel set '" + kernel + "' for this CPU");
+    const Leaf8& leaf8 = *leaf8_of(leaf->name);
     state_ = std::make_unique<State>(std::move(program), *leaf, reference ? "ref" : leaf->name);
     Prepared& prepared = state_->prepared;
     check_memory(prepared.bytes(), limits);
     const std::vector<Op>& ops = prepared.program.ops;
     if (reference)
-        for (const Op& op : ops) state_->algorithms.push_back(op.kind == Kind::conv ? "ref" : "-");
+        for (const Op& op : ops)
+            state_->algorithms.push_back(op.kind == Kind::conv || op.kind == Kind::conv8 ? "ref" : "-");
     else
         state_->algorithms =
             tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, tuning);
     for (size_t i = 0; i < ops.size(); ++i) {
         prepared.convs.push_back(nullptr);
-        if (ops[i].kind == Kind::conv)
-            prepared.convs[i] = make_conv(state_->algorithms[i], *leaf, ops[i], prepared.program.buffers[ops[i].src[0]],
-                                          prepared.program.buffers[ops[i].dst], prepared.shelf);
+        prepared.convs8.push_back(nullptr);
+        const Shape x = prepared.program.buffers[ops[i].src[0]], y = prepared.program.buffers[ops[i].dst];
+        const std::string& algorithm = state_->algorithms[i];
+        if (ops[i].kind == Kind::conv) prepared.convs[i] = make_conv(algorithm, *leaf, ops[i], x, y, prepared.shelf);
+        if (ops[i].kind == Kind::conv8)
+            prepared.convs8[i] = make_conv8(algorithm, leaf8, ops[i], quantized_of(prepared.program, ops[i]), x, y);
     }
     check_memory(prepared.bytes(), limits);
 }

@@ -16,6 +16,7 @@ inline constexpr int64_t kMaxReach = int64_t(1) << 22;    // of a move's positio
 inline constexpr int64_t kMaxBuffer = int64_t(1) << 28;   // floats of one buffer
 inline constexpr int64_t kMaxBuffers = int64_t(1) << 30;  // floats of all buffers
 inline constexpr size_t kMaxOps = 100000;
+inline constexpr float kLeastScale = 0x1p-64f, kMostScale = 0x1p64f;  // the same for multipliers
 inline constexpr size_t kMaxOutputs = 256;
 inline constexpr size_t kMaxDigits = 8;  // of a strided op
 

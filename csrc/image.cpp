@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "conv_common.h"
+#include "pooling.h"
 
 namespace cofire {
 
@@ -32,6 +33,8 @@ int64_t Prepared::room(int threads) const {
     int64_t most = 0;
     for (const auto& conv : convs)
         if (conv) most = std::max(most, conv->room(threads));
+    for (const auto& conv : convs8)
+        if (conv) most = std::max(most, up(conv->room(threads), sizeof(float)) / int64_t(sizeof(float)));
     for (const Op& op : program.ops) most = std::max(most, threads * op_room(op));
     return most + kSlack;
 }
@@ -125,6 +128,8 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
     macs(number, member.thread) = 0;
     if (op.kind == Kind::conv) {
         conv(number, member);
+    } else if (op.kind == Kind::conv8) {
+        conv8(number, member);
     } else {
         if (member.first()) set_live(op);
         member.meet();
@@ -132,8 +137,9 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
         const Range mine = member.share(live.count);
         float* line = room_ + member.thread * prepared_.op_room(op);
         if (reads_as_zeros(op.kind)) clear_dead(op.src[0], all_.data(), member.share(shape(op.src[0]).c), member);
+        const bool u8 = form(op.src[0]).u8();
         if (op.kind == Kind::cat || op.kind == Kind::flatten)
-            copy_cat(op, member);
+            u8 ? copy_cat<uint8_t>(op, member) : copy_cat<float>(op, member);
         else if (op.kind == Kind::softmax)
             softmax(op, member);
         else if (op.kind == Kind::norm)
@@ -146,8 +152,11 @@ void Image::step(int number, const Call& call, int index, const Member& member) 
                 if (op.kind == Kind::affine || op.kind == Kind::act) affine(op, c);
                 if (op.kind == Kind::rescale) rescale(op, c);
                 if (op.kind == Kind::add || op.kind == Kind::mul) combine(op, c);
-                if (op.kind == Kind::move) move(op, c);
-                if (op.kind == Kind::pool) pool(op, c, line);
+                if (op.kind == Kind::move && u8) move<uint8_t>(op, c, uint8_t(form(op.src[0]).zero));
+                if (op.kind == Kind::move && !u8) move<float>(op, c, 0);
+                if (op.kind == Kind::pool) u8 ? pool8(op, c, line) : pool(op, c, line);
+                if (op.kind == Kind::quantize) quantize(op, c);
+                if (op.kind == Kind::dequantize) dequantize(op, c);
                 if (op.kind == Kind::resample) resample(op, c, line);
                 if (op.kind == Kind::strided) stride_along(op, c);
                 if (op.kind == Kind::reduce) reduce(op, c);
@@ -197,12 +206,15 @@ void Image::conv(int number, const Member& member) {
         if (peaked && member.threads > 1) merge_peaks(op.dst, member);
     }
     if (op.residual && gated) keep_residual(number, member);
-    if (!member.first()) return;
+    if (member.first()) set_conv_live(op);
+}
+
+void Image::set_conv_live(const Op& op) {
     Channels& live = live_[op.dst];
-    if (!gated) return live.set_all();
+    if (op.group < 0) return live.set_all();
     const Channels& mask = masks_[op.group];
     if (op.residual)
-        for (int c = 0; c < out.c; ++c) live.on[c] = mask.on[c] | live_[op.src[1]].on[c];
+        for (size_t c = 0; c < live.on.size(); ++c) live.on[c] = mask.on[c] | live_[op.src[1]].on[c];
     else
         live.on = mask.on;
     live.list_on();
@@ -339,17 +351,19 @@ void Image::combine(const Op& op, int c) {
     prepared_.leaf.finish(y, n, 1, 0, nullptr, op.act, op.slope, y, nullptr);
 }
 
-void Image::move(const Op& op, int c) {
+template <class T>
+void Image::move(const Op& op, int c, T zero) {
     const Shape in = shape(op.src[0]), out = shape(op.dst);
-    const float* x = plane(op.src[0], op.channels[c]);
-    float* y = plane(op.dst, c);
+    const T* x = plane_of<T>(op.src[0], op.channels[c]);
+    T* y = plane_of<T>(op.dst, c);
     for (int oy = 0; oy < out.h; ++oy)
         for (int ox = 0; ox < out.w; ++ox, ++y) {
             const int iy = oy * op.stride.h + op.offset.h, ix = ox * op.stride.w + op.offset.w;
-            *y = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w ? x[int64_t(iy) * in.w + ix] : 0;
+            *y = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w ? x[int64_t(iy) * in.w + ix] : zero;
         }
 }
 
+template <class T>
 void Image::copy_cat(const Op& op, const Member& member) {
     int64_t done = 0;  // a flatten is a concatenation of planes too
     for (int source : op.src) {
@@ -357,7 +371,7 @@ void Image::copy_cat(const Op& op, const Member& member) {
         const Range mine = member.share(live_[source].count);
         for (int k = mine.begin; k < mine.end; ++k) {
             const int c = live_[source].list[k];
-            std::copy_n(plane(source, c), in.area(), plane(op.dst, 0) + done + int64_t(c) * in.area());
+            std::copy_n(plane_of<T>(source, c), in.area(), plane_of<T>(op.dst, 0) + done + int64_t(c) * in.area());
         }
         done += in.size();
     }
@@ -374,29 +388,15 @@ void Image::pool(const Op& op, int c, float* line) {
         *y = op.maximum ? prepared_.leaf.largest(x, in.area()) : prepared_.leaf.sum(x, in.area()) / float(in.area());
         return;
     }
-    const auto window = [&](int o, int n, int m, int kernel, int stride, int before) {
-        const int begin = op.adaptive ? int(int64_t(o) * n / m) : o * stride - before;
-        return Range{begin, op.adaptive ? int((int64_t(o + 1) * n + m - 1) / m) : begin + kernel};
-    };
-    const int reach_h = (op.kernel.h - 1) * op.dilation.h + 1, reach_w = (op.kernel.w - 1) * op.dilation.w + 1;
     if (op.maximum && !op.adaptive) return max_pool(op, x, y, line);
-    for (int oy = 0; oy < out.h; ++oy)
-        for (int ox = 0; ox < out.w; ++ox) {
-            const Range rows = window(oy, in.h, out.h, reach_h, op.stride.h, op.padding.top);
-            const Range columns = window(ox, in.w, out.w, reach_w, op.stride.w, op.padding.left);
-            float value = op.maximum ? -INFINITY : 0;
-            int count = 0;
-            for (int iy = rows.begin; iy < rows.end; iy += op.dilation.h)
-                for (int ix = columns.begin; ix < columns.end; ix += op.dilation.w) {
-                    const bool inside = iy >= 0 && iy < in.h && ix >= 0 && ix < in.w;
-                    const bool padded = iy >= -op.padding.top && iy < in.h + op.padding.bottom &&
-                                        ix >= -op.padding.left && ix < in.w + op.padding.right;
-                    count += inside || (op.include_pad && padded);
-                    const float pixel = inside ? x[int64_t(iy) * in.w + ix] : op.maximum ? -INFINITY : 0;
-                    value = op.maximum ? larger(value, pixel) : value + pixel;
-                }
-            y[oy * out.w + ox] = op.maximum ? value : value / float(count);
-        }
+    const float start = op.maximum ? -INFINITY : 0;
+    float value = start;
+    walk_windows(
+        op, in, out, [&](int64_t at) { value = op.maximum ? larger(value, x[at]) : value + x[at]; },
+        [&](int pixel, int count) {
+            y[pixel] = op.maximum ? value : value / float(count);
+            value = start;
+        });
 }
 
 // The rows' maximum first, then that of shifted lines, a vector at a time; only then every stride-th pixel is taken.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "conv.h"
+#include "conv8.h"
 #include "engine.h"
 #include "floats.h"
 #include "plan.h"
@@ -18,14 +19,18 @@ struct Prepared {
     Program program;
     Plan plan;
     const Leaf& leaf;
-    Shelf shelf;                                       // weights of the convs
-    std::vector<std::unique_ptr<AbstractConv>> convs;  // per op; null where it is no conv
+    Shelf shelf;                                         // weights of the convs
+    std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
+    std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
 
     Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
     int64_t room(int threads) const;
     double bytes() const;                 // of one image on one thread, with the convs that are there
     int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv
 };
+
+// What a conv on bytes needs to know.
+Quantized quantized_of(const Program& program, const Op& op);
 
 // Channels of a buffer that can be non-zero, or the filters of a group that are on.
 struct Channels {
@@ -48,6 +53,8 @@ class Image {
    private:
     void step(int number, const Call& call, int index, const Member& member);
     void conv(int number, const Member& member);
+    void conv8(int number, const Member& member);
+    void set_conv_live(const Op& op);
     void decide(int number, const Call& call, int index, const Member& member);
     void evaluate(int number, const Member& member);
     void pool_source(int number, const Member& member);
@@ -61,8 +68,12 @@ class Image {
     void affine(const Op& op, int c);
     void rescale(const Op& op, int c);
     void combine(const Op& op, int c);
-    void move(const Op& op, int c);
+    template <class T>
+    void move(const Op& op, int c, T zero);
+    void quantize(const Op& op, int c);
+    void dequantize(const Op& op, int c);
     void pool(const Op& op, int c, float* line);
+    void pool8(const Op& op, int c, float* line);
     void max_pool(const Op& op, const float* x, float* y, float* line);
     void resample(const Op& op, int c, float* line);
     void stride_along(const Op& op, int c);
@@ -72,15 +83,23 @@ class Image {
     void normalise_group(const Op& op, int group);
     void normalise_positions(const Op& op, int begin, int count);
     void deconv(int number, float* room, const Member& member);
+    void max_pool8(const Op& op, const uint8_t* x, uint8_t* y, uint8_t* line);
+    float largest8(int buffer, int c);
+    float mean8(int buffer, int c, bool magnitudes);
+    template <class T>
     void copy_cat(const Op& op, const Member& member);
     void set_live(const Op& op);
     void give_output(const Call& call, int index, const Member& member);
     void give_buffer(int buffer, float* to, const Member& member);
     int64_t& macs(int number, int thread);
 
-    float* plane(int buffer, int c) {
-        return arena_ + prepared_.plan.offsets[buffer] + int64_t(c) * shape(buffer).area();
+    template <class T>
+    T* plane_of(int buffer, int c) {
+        return reinterpret_cast<T*>(arena_ + prepared_.plan.offsets[buffer]) + int64_t(c) * shape(buffer).area();
     }
+    float* plane(int buffer, int c) { return plane_of<float>(buffer, c); }
+    uint8_t* plane8(int buffer, int c) { return plane_of<uint8_t>(buffer, c); }
+    const Form& form(int buffer) const { return prepared_.program.forms[buffer]; }
     Shape shape(int buffer) const { return prepared_.program.buffers[buffer]; }
     float* peaks(int buffer, int thread) {
         return peaks_.data() + peak_offsets_[buffer] + int64_t(thread) * shape(buffer).c;

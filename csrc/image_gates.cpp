@@ -68,10 +68,13 @@ void Image::pool_source(int number, const Member& member) {
     const Plan& plan = prepared_.plan;
     const Leaf& leaf = prepared_.leaf;
     const int source = head.source, area = shape(source).area(), channels = shape(source).c;
+    const bool u8 = form(source).u8();
     const auto maximum = [&](int c) {
+        if (u8) return largest8(source, c);
         return plan.peaked[source] ? peaks(source, 0)[c] : leaf.largest(plane(source, c), area);
     };
     const auto mean = [&](int c) {
+        if (u8) return mean8(source, c, false);
         const float known = plan.summed[source] ? sums(source)[c] : NAN;
         return (std::isnan(known) ? leaf.sum(plane(source, c), area) : known) / float(area);
     };
@@ -83,7 +86,9 @@ void Image::pool_source(int number, const Member& member) {
         else if (head.pooling == Pooling::avg || (head.pooling == Pooling::abs && plan.plain[number]))
             pooled_[c] = live ? mean(c) : 0;
         else if (head.pooling == Pooling::abs)
-            pooled_[c] = live ? leaf.sum_of_magnitudes(plane(source, c), area) / float(area) : 0;
+            pooled_[c] = !live ? 0
+                         : u8  ? mean8(source, c, true)
+                               : leaf.sum_of_magnitudes(plane(source, c), area) / float(area);
         else
             pooled_[c] = live ? maximum(c) : 0, pooled_[channels + c] = live ? mean(c) : 0;
     }

@@ -50,7 +50,7 @@ double resample_work(const Op& op, const Shape& x, const Shape& y) {
 double work_of(const Op& op, const Program& program) {
     const Shape &x = program.buffers[size_t(op.src[0])], &y = program.buffers[size_t(op.dst)];
     double work = kElement * (op.decides ? elements(x) + 2.0 * x.c * program.groups[size_t(op.group)].filters : 0);
-    if (op.kind == Kind::conv) return work + conv_work(op, x, y);
+    if (op.kind == Kind::conv || op.kind == Kind::conv8) return work + conv_work(op, x, y);
     if (op.kind == Kind::pool) return work + pool_work(op, x, y);
     if (op.kind == Kind::deconv) return work + deconv_work(op, x, y);
     if (op.kind == Kind::resample) work += resample_work(op, x, y);

@@ -24,8 +24,10 @@ struct Piece {
 
 std::vector<Piece> unplaced(const Program& program) {
     std::vector<Piece> found;
-    for (const Shape& shape : program.buffers)
-        found.push_back({int(program.ops.size()), -1, up(shape.size(), kLine) + kSlack});
+    for (size_t b = 0; b < program.buffers.size(); ++b) {
+        const int64_t size = program.buffers[b].size(), floats = program.forms[b].u8() ? (size + 3) / 4 : size;
+        found.push_back({int(program.ops.size()), -1, up(floats, kLine) + kSlack});
+    }
     const auto touch = [&](int buffer, int op) {
         found[buffer].first = std::min(found[buffer].first, op);
         found[buffer].last = std::max(found[buffer].last, op);
@@ -112,8 +114,9 @@ void place_by_time(std::vector<Piece>* pieces) {
 // After this op. Before it, a buffer that it writes in place may have been otherwise.
 bool stays_nonnegative(const Op& op, const std::vector<char>& nonnegative) {
     if (op.act == Act::relu || op.act == Act::relu6 || !keeps_zero(op.act)) return true;
-    if (op.act != Act::none || op.kind == Kind::conv || op.kind == Kind::affine || op.kind == Kind::rescale ||
-        op.kind == Kind::deconv || op.kind == Kind::resample || op.kind == Kind::norm || op.kind == Kind::softmax)
+    if (op.act != Act::none || op.kind == Kind::conv || op.kind == Kind::conv8 || op.kind == Kind::affine ||
+        op.kind == Kind::rescale || op.kind == Kind::deconv || op.kind == Kind::resample || op.kind == Kind::norm ||
+        op.kind == Kind::softmax)
         return false;
     return std::all_of(op.src.begin(), op.src.end(), [&](int source) { return bool(nonnegative[source]); });
 }

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <set>
+#include <type_traits>
 
 #include "format.h"
 #include "map_checks.h"
@@ -16,10 +18,11 @@ namespace cofire {
 
 namespace {
 
-constexpr std::string_view kKinds[] = {"conv",    "affine", "act",     "add",     "mul",    "cat",
-                                       "move",    "pool",   "flatten", "rescale", "deconv", "resample",
-                                       "strided", "reduce", "softmax", "norm"};
-constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3};  // the version that brought it
+constexpr std::string_view kKinds[] = {"conv",    "affine",  "act",     "add",      "mul",       "cat",     "move",
+                                       "pool",    "flatten", "rescale", "deconv",   "resample",  "strided", "reduce",
+                                       "softmax", "norm",    "conv8",   "quantize", "dequantize"};
+constexpr int64_t kKindSince[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 2,
+                                  3, 3, 3, 3, 3, 3, 3, 3, 3};  // the version that brought it
 constexpr std::string_view kActs[] = {"none",      "relu",    "relu6",       "leaky", "silu",
                                       "hardswish", "sigmoid", "hardsigmoid", "gelu",  "gelu_tanh",
                                       "elu",       "tanh",    "hardtanh",    "mish",  "softplus"};
@@ -34,17 +37,18 @@ class Loader {
         const std::unique_ptr<Json> json = parse_json(file_.program(), where);
         check_version(json->root(), where);
         const auto [version, input, output, output_shape, buffers, groups, threshold, ops, digest, more, structure,
-                    card] =
+                    card, quants] =
             version_ < 3
                 ? with_nothing(fields(json->root(), where, "the program", "version", "input", "output", "output_shape",
                                       "buffers", "groups", "threshold", "ops", "sha256"))
                 : fields(json->root(), where, "the program", "version", "input", "output", "output_shape", "buffers",
-                         "groups", "threshold", "ops", "sha256", "more_outputs", "structure", "card");
+                         "groups", "threshold", "ops", "sha256", "more_outputs", "structure", "card", "quants");
         if (text(digest, where, "sha256") != file_.digest())
             where.fail("sha256 must be " + file_.digest() + " for these weights, got " + digest.describe() +
                        ": the file is damaged");
         program_.weights = file_.floats();
         read_buffers(buffers, where);
+        if (version_ >= 3) read_quants(quants, where);
         read_groups(groups, where);
         program_.input = buffer(input, where, "input");
         program_.output = buffer(output, where, "output");
@@ -63,8 +67,8 @@ class Loader {
 
    private:
     // Of versions that have nothing of what version 3 adds.
-    static std::array<JsonValue, 12> with_nothing(const std::array<JsonValue, 9>& old) {
-        std::array<JsonValue, 12> all{};
+    static std::array<JsonValue, 13> with_nothing(const std::array<JsonValue, 9>& old) {
+        std::array<JsonValue, 13> all{};
         std::copy(old.begin(), old.end(), all.begin());
         return all;
     }
@@ -97,6 +101,21 @@ class Loader {
             program_.buffers.push_back(shape);
         }
         written_.assign(program_.buffers.size(), false);
+        program_.forms.resize(program_.buffers.size());
+    }
+
+    void read_quants(JsonValue value, const Where& where) {
+        int64_t next = 0;
+        for (JsonValue item : items(value, where, "quants")) {
+            const Where here{"quants"};
+            const auto [number, scale, zero] = fields(item, here, "entry", "buffer", "scale", "zero");
+            const int64_t buffer = integer(number, here, "buffer", 0, int64_t(program_.buffers.size()) - 1);
+            if (buffer < next) wrong(number, here, "buffer", "above the one before");
+            next = buffer + 1;
+            Form& form = program_.forms[size_t(buffer)];
+            form.scale = multiplier(scale, here, "scale");
+            form.zero = int(integer(zero, here, "zero", 0, 255));
+        }
     }
 
     void read_groups(JsonValue value, const Where& where) {
@@ -137,6 +156,7 @@ class Loader {
             if (!written_[size_t(i)]) where.fail("src " + std::to_string(i) + " must be written before it is read");
         read_kind(&op, attrs, items(weights, where, "weights"), where);
         check_dst(op, where);
+        check_forms(op, where);
         if (!gate.is_null()) read_gate(&op, gate, where);
         if (op.shift && (op.group < 0 || !scaled_[size_t(op.group)]))
             where.fail("gate must be of a group whose head has scale, for it is rescaled");
@@ -164,6 +184,11 @@ class Loader {
                 return flatten(op, attrs, weights, where);
             case Kind::rescale:
                 return rescale(op, attrs, weights, where);
+            case Kind::conv8:
+                return conv8(op, attrs, weights, where);
+            case Kind::quantize:
+            case Kind::dequantize:
+                return conversion(op, attrs, weights, where);
             case Kind::deconv:
                 return deconv(op, attrs, weights, where);
             case Kind::resample:
@@ -185,27 +210,81 @@ class Loader {
     void conv(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
         const auto [kernel, stride, pads, dilation, groups, residual, act, slope] = fields(
             attrs, where, "attrs", "kernel", "stride", "padding", "dilation", "groups", "residual", "act", "slope");
+        read_window(op, {kernel, stride, pads, dilation, groups, residual}, where);
+        read_act(op, act, slope, where);
+        if (version_ < 2 || weights.size() != 3) count(weights.size(), 2, "weights", where);
+        if (op->residual && (op->act == Act::sigmoid || op->act == Act::hardsigmoid))
+            wrong(act, where, "act after a residual", "zero at zero");
+        const int filters = shape(op->dst).c;
+        op->weight = tensor(weights[0], where, weight_shape(*op));
+        op->bias = tensor(weights[1], where, {filters});
+        if (weights.size() == 3) op->shift = tensor(weights[2], where, {filters});
+    }
+
+    void conv8(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        const auto [kernel, stride, pads, dilation, groups, residual, low, high, residual_multiplier] =
+            fields(attrs, where, "attrs", "kernel", "stride", "padding", "dilation", "groups", "residual", "low",
+                   "high", "residual_multiplier");
+        read_window(op, {kernel, stride, pads, dilation, groups, residual}, where);
+        const bool to_float = !form(op->dst).u8();
+        op->high = int(integer(high, where, "high", to_float ? 255 : 0, 255));
+        op->low = int(integer(low, where, "low", 0, to_float ? 0 : op->high));
+        op->residual_multiplier = real(residual_multiplier, where, "residual_multiplier");
+        if (op->residual)
+            multiplier(residual_multiplier, where, "residual_multiplier");
+        else if (op->residual_multiplier != 0)
+            wrong(residual_multiplier, where, "residual_multiplier", "0 without a residual");
+        count(weights.size(), 3, "weights", where);
+        const int filters = shape(op->dst).c;
+        op->weight8 = tensor<int8_t>(weights[0], where, weight_shape(*op));
+        op->bias8 = tensor<int32_t>(weights[1], where, {filters});
+        op->multiplier = tensor(weights[2], where, {filters});
+        check_sums(*op, where);
+    }
+
+    // No sum may leave int32, whatever the bytes are.
+    void check_sums(const Op& op, const Where& where) const {
+        const int64_t filters = shape(op.dst).c, zero = form(op.src[0]).zero, most = std::max(zero, 255 - zero);
+        const int64_t each = int64_t(shape(op.src[0]).c / op.groups) * op.kernel.h * op.kernel.w;
+        for (int64_t o = 0; o < filters; ++o) {
+            int64_t sum = 0;
+            for (int64_t i = 0; i < each; ++i) sum += std::abs(int64_t(op.weight8[o * each + i]));
+            const float factor = op.multiplier[o];
+            if (sum * most + std::abs(int64_t(op.bias8[o])) > INT32_MAX)
+                where.fail("sums of filter " + std::to_string(o) + " must stay within int32");
+            if (factor < kLeastScale || factor > kMostScale)
+                where.fail("multipliers must be from 2^-64 to 2^64, got " + std::to_string(factor));
+        }
+    }
+
+    // quantize and dequantize
+    void conversion(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
+        fields(attrs, where, "attrs");
+        count(op->src.size(), 1, "src", where);
+        count(weights.size(), 0, "weights", where);
+        same_shape(shape(op->dst), shape(op->src[0]), "the output's shape", where);
+    }
+
+    // kernel, stride, padding, dilation, groups, residual
+    void read_window(Op* op, const std::array<JsonValue, 6>& values, const Where& where) {
+        const auto& [kernel, stride, pads, dilation, groups, residual] = values;
         op->kernel = pair(kernel, where, "kernel");
         op->stride = pair(stride, where, "stride");
         op->padding = padding(pads, where);
         op->dilation = pair(dilation, where, "dilation");
         op->groups = int(integer(groups, where, "groups", 1, kMaxSide));
         op->residual = boolean(residual, where, "residual");
-        read_act(op, act, slope, where);
         count(op->src.size(), op->residual ? 2 : 1, "src", where);
-        if (version_ < 2 || weights.size() != 3) count(weights.size(), 2, "weights", where);
         const Shape &src = shape(op->src[0]), &dst = shape(op->dst);
         check_groups(*op, src, dst, where);
         for (const Axis& axis : axes(*op, src, dst)) check_conv_axis(axis, where);
         check_padded(axes(*op, src, dst), src.c, where);
         drop_unused(op, dst);
-        if (op->residual) {
-            same_shape(shape(op->src[1]), dst, "the residual's shape", where);
-            if (!keeps_zero(op->act)) wrong(act, where, "act after a residual", "zero at zero");
-        }
-        op->weight = tensor(weights[0], where, {dst.c, src.c / op->groups, op->kernel.h, op->kernel.w});
-        op->bias = tensor(weights[1], where, {dst.c});
-        if (weights.size() == 3) op->shift = tensor(weights[2], where, {dst.c});
+        if (op->residual) same_shape(shape(op->src[1]), dst, "the residual's shape", where);
+    }
+
+    std::vector<int64_t> weight_shape(const Op& op) const {
+        return {shape(op.dst).c, shape(op.src[0]).c / op.groups, op.kernel.h, op.kernel.w};
     }
 
     void affine(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights, const Where& where) {
@@ -345,7 +424,9 @@ class Loader {
             if (!op->adaptive)
                 check_pool_axis(axis, where);
             else if (axis.kernel != 1 || axis.stride != 1 || axis.dilation != 1 || axis.before != 0 || axis.after != 0)
-                where.fail("an adaptive pool must have kernel, stride and dilation 1 and padding 0");
+                where.fail(
+                    "an adaptive pool must have kernel, stride and dilation 1 "
+                    "and padding 0");
         }
         check_padded(axes(*op, src, dst), src.c, where);
         drop_unused(op, dst);
@@ -379,6 +460,22 @@ class Loader {
         if (std::find(op.src.begin(), op.src.end(), op.dst) != op.src.end())
             where.fail(dst + " must not be in src, but for a conv's residual");
         if (written_[size_t(op.dst)]) where.fail(dst + " must not be written by an earlier op");
+    }
+
+    // Which ops take bytes, and which give them. What only passes numbers on leaves them as they are.
+    void check_forms(const Op& op, const Where& where) const {
+        const bool passes = op.kind == Kind::move || op.kind == Kind::cat || op.kind == Kind::flatten ||
+                            (op.kind == Kind::pool && op.maximum);
+        const bool reads_u8 = op.kind == Kind::conv8 || op.kind == Kind::dequantize;
+        for (int source : op.src) {
+            if (passes && !(form(source) == form(op.dst)))
+                where.fail("src " + std::to_string(source) + " and dst must have one scale and zero, or none");
+            if (!passes && op.kind != Kind::pool && form(source).u8() != reads_u8)
+                where.fail("src " + std::to_string(source) + (reads_u8 ? " must" : " must not") + " be quantised");
+        }
+        if (!passes && op.kind != Kind::conv8 && form(op.dst).u8() != (op.kind == Kind::quantize))
+            where.fail("dst " + std::to_string(op.dst) + (op.kind == Kind::quantize ? " must" : " must not") +
+                       " be quantised");
     }
 
     void read_gate(Op* op, JsonValue value, const Where& where) {
@@ -451,6 +548,8 @@ class Loader {
             where.fail("output_shape must be that of the output buffer, " + list(shape) + ", got " +
                        list(std::vector<int64_t>(got.begin(), got.end())));
         if (program_.output == program_.input) where.fail("output must not be the input");
+        for (int buffer : {program_.input, program_.output})
+            if (form(buffer).u8()) where.fail("input and output must not be quantised");
     }
 
     void check_output(int buffer, const std::vector<int>& shape, const Where& where) const {
@@ -460,6 +559,7 @@ class Loader {
             where.fail("output_shape must have as many elements as the output buffer, " + list(this->shape(buffer)) +
                        ", got " + list(std::vector<int64_t>(shape.begin(), shape.end())));
         if (buffer == program_.input) where.fail("output must not be the input");
+        if (form(buffer).u8()) where.fail("input and output must not be quantised");
     }
 
     void read_more_outputs(JsonValue value, const Where& where) {
@@ -527,18 +627,33 @@ class Loader {
     }
 
     const Shape& shape(int buffer) const { return program_.buffers[size_t(buffer)]; }
+    const Form& form(int buffer) const { return program_.forms[size_t(buffer)]; }
 
-    const float* tensor(JsonValue name, const Where& where, const std::vector<int64_t>& shape) {
+    // Products of such numbers and sums stay within the normal range of float32.
+    float multiplier(JsonValue value, const Where& where, const char* what) const {
+        const float got = real(value, where, what);
+        if (got < kLeastScale || got > kMostScale) wrong(value, where, what, "from 2^-64 to 2^64");
+        return got;
+    }
+
+    template <typename T = float>
+    const T* tensor(JsonValue name, const Where& where, const std::vector<int64_t>& shape) {
+        constexpr Type type = std::is_same_v<T, float> ? Type::f32 : sizeof(T) == 1 ? Type::i8 : Type::i32;
+        static constexpr const char* kNames[] = {"F32", "I8", "I32"};
         const auto found = file_.tensors().find(text(name, where, "a tensor's name"));
         if (found == file_.tensors().end()) where.fail("the tensor " + name.describe() + " must be in the file");
         Tensor& tensor = found->second;
         if (tensor.shape != shape)
             where.fail("the tensor " + name.describe() + " must have the shape " + list(shape) + ", got " +
                        list(tensor.shape));
+        if (tensor.type != type)
+            where.fail("the tensor " + name.describe() + " must be of type " + kNames[size_t(type)]);
         if (tensor.used) where.fail("the tensor " + name.describe() + " must be used only once");
         tensor.used = true;
-        const float* values = program_.weights.data() + tensor.begin / 4;
-        if (!std::all_of(values, values + (tensor.end - tensor.begin) / 4, [](float x) { return std::isfinite(x); }))
+        const T* values =
+            reinterpret_cast<const T*>(reinterpret_cast<const uint8_t*>(program_.weights.data()) + tensor.begin);
+        const T* end = values + (tensor.end - tensor.begin) / sizeof(T);
+        if (!std::all_of(values, end, [](T x) { return std::isfinite(float(x)); }))
             where.fail("the tensor " + name.describe() + " must have finite values only");
         return values;
     }

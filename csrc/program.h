@@ -43,6 +43,15 @@ enum class Act {
     softplus
 };
 
+// How a buffer's numbers lie: as float32 where the scale is 0, else as bytes q, each for scale * (q - zero).
+struct Form {
+    float scale = 0;
+    int zero = 0;
+
+    bool u8() const { return scale != 0; }
+    bool operator==(const Form& other) const { return scale == other.scale && zero == other.zero; }
+};
+
 inline bool keeps_zero(Act act) { return act != Act::sigmoid && act != Act::hardsigmoid && act != Act::softplus; }
 
 enum class Kind {
@@ -61,7 +70,10 @@ enum class Kind {
     strided,
     reduce,
     softmax,
-    norm
+    norm,
+    conv8,
+    quantize,
+    dequantize
 };
 
 // Of channels: their sum, mean, maximum.
@@ -121,6 +133,12 @@ struct Op {
     bool log = false;
     Norm norm = Norm::group;
     float epsilon = 0;
+    // conv8: the same window, and what Quantized in conv8.h has
+    const int8_t* weight8 = nullptr;
+    const int32_t* bias8 = nullptr;
+    const float* multiplier = nullptr;
+    float residual_multiplier = 0;
+    int low = 0, high = 255;
 };
 
 struct Group {
@@ -140,6 +158,7 @@ struct Program {
     std::vector<int> output_shape;
     std::vector<Output> more_outputs;  // a caller gets them behind the first, each for the whole batch
     std::vector<Shape> buffers;
+    std::vector<Form> forms;  // of the buffers
     std::vector<Group> groups;
     float threshold = 0;
     std::vector<Op> ops;

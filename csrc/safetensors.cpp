@@ -20,7 +20,10 @@ Safetensors::Safetensors(const uint8_t* bytes, size_t size) {
             tensors_.emplace(name, tensor(name, value));
         }
     }
-    if (!described) where_.fail("__metadata__ is missing: this safetensors file is not a cofire program");
+    if (!described)
+        where_.fail(
+            "__metadata__ is missing: this safetensors file is not a "
+            "cofire program");
     check_contiguous();
 }
 
@@ -31,7 +34,7 @@ Floats Safetensors::floats() const {
 #if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
     static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the file is little-endian");
 #endif
-    Floats result(int64_t(data_size_ / 4));
+    Floats result(int64_t((data_size_ + 3) / 4));
     if (data_size_ > 0) std::memcpy(result.data(), data_, data_size_);
     return result;
 }
@@ -55,22 +58,27 @@ std::string_view Safetensors::split(const uint8_t* bytes, size_t size) {
 Tensor Safetensors::tensor(std::string_view name, JsonValue value) const {
     const Where where{"tensor " + quoted(name)};
     const auto [dtype, shape, data_offsets] = fields(value, where, "entry", "dtype", "shape", "data_offsets");
-    if (text(dtype, where, "dtype") != "F32") wrong(dtype, where, "dtype", "\"F32\"");
     const std::vector<JsonValue> offsets = items(data_offsets, where, "data_offsets");
     if (offsets.size() != 2) wrong(data_offsets, where, "data_offsets", "a list of 2");
+    static constexpr std::string_view kTypes[] = {"F32", "I8", "I32"};
     Tensor result;
+    result.type = Type(choice(dtype, where, "dtype", kTypes));
+    const int64_t each = result.type == Type::i8 ? 1 : 4;
     result.begin = size_t(integer(offsets[0], where, "data_offsets[0]", 0, int64_t(data_size_)));
     result.end = size_t(integer(offsets[1], where, "data_offsets[1]", int64_t(result.begin), int64_t(data_size_)));
+    if (result.begin % size_t(each) != 0)
+        where.fail("data_offsets must begin at a multiple of " + std::to_string(each) + ", got " +
+                   std::to_string(result.begin));
     int64_t count = 1;
-    const int64_t most = int64_t(data_size_ / 4);
+    const int64_t most = int64_t(data_size_) / each;
     for (JsonValue item : items(shape, where, "shape")) {
         result.shape.push_back(integer(item, where, "each of shape", 0, most));
         if (result.shape.back() > 0 && count > most / result.shape.back())
             where.fail("shape must fit into the file, got " + list(result.shape));
         count *= result.shape.back();
     }
-    if (count * 4 != int64_t(result.end - result.begin))
-        where.fail("data_offsets must span " + std::to_string(count * 4) + " bytes for the shape " +
+    if (count * each != int64_t(result.end - result.begin))
+        where.fail("data_offsets must span " + std::to_string(count * each) + " bytes for the shape " +
                    list(result.shape) + ", got " + std::to_string(result.end - result.begin));
     return result;
 }

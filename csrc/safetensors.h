@@ -1,4 +1,4 @@
-// A safetensors file of float32 tensors with a program's text in it, checked but not yet understood.
+// A safetensors file of numbers of a few types with a program's text in it, checked but not yet understood.
 #pragma once
 
 #include <map>
@@ -13,7 +13,10 @@
 
 namespace cofire {
 
+enum class Type { f32, i8, i32 };
+
 struct Tensor {
+    Type type;
     std::vector<int64_t> shape;
     size_t begin, end;  // bytes, from the end of the header
     bool used = false;
@@ -26,7 +29,7 @@ class Safetensors {
     std::string_view program() const { return program_; }  // its JSON text
     std::string digest() const;
     std::map<std::string_view, Tensor>& tensors() { return tensors_; }
-    Floats floats() const;
+    Floats floats() const;  // the data as they are
 
    private:
     std::string_view split(const uint8_t* bytes, size_t size);

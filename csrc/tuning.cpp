@@ -8,6 +8,7 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "conv8.h"
 #include "conv_common.h"
 #include "denormals.h"
 
@@ -125,6 +126,13 @@ std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Lea
     return found;
 }
 
+std::vector<std::string> fitting_algorithms8(const Op& op, Shape x, Shape y) {
+    std::vector<std::string> names;
+    for (const ConvAlgorithm8& algorithm : conv8_algorithms())
+        if (algorithm.fits(op, x, y)) names.emplace_back(algorithm.name);
+    return names;
+}
+
 std::string shape_key(const Op& op, Shape x, Shape y) {
     std::ostringstream key;
     for (int n : {x.c, x.h, x.w, y.c, y.h, y.w, op.kernel.h, op.kernel.w, op.stride.h, op.stride.w, op.dilation.h,
@@ -192,11 +200,11 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
     std::map<std::string, std::vector<std::string>> known;  // of each shape: the best first
     std::vector<std::string> words;
     for (const Op& op : program.ops) {
+        const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
         if (op.kind != Kind::conv) {
-            words.push_back("-");
+            words.push_back(op.kind == Kind::conv8 ? fitting_algorithms8(op, x, y).front() : "-");
             continue;
         }
-        const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
         std::vector<std::string>& names = known[shape_key(op, x, y)];
         if (names.empty()) {
             Shelf shelf;
@@ -226,7 +234,9 @@ std::vector<std::string> parse_tuning(const Program& program, const std::string&
     for (size_t i = 0; i < words.size(); ++i) {
         const Op& op = program.ops[i];
         std::vector<std::string> names{"-"};
-        if (op.kind == Kind::conv) names = fitting_algorithms(op, program.buffers[op.src[0]], program.buffers[op.dst]);
+        const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
+        if (op.kind == Kind::conv) names = fitting_algorithms(op, x, y);
+        if (op.kind == Kind::conv8) names = fitting_algorithms8(op, x, y);
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");

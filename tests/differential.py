@@ -15,14 +15,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
-import interpreter
 import numpy as np
 import torch
 from test_random_programs import Maker
 from torch import Tensor
 
 from cofire.errors import ConfigError
-from cofire.runtime import _native
+from cofire.runtime import _native, interpreter
 from cofire.runtime.program import KINDS, Act, Affine, Conv, Mul, Program, Rescale
 from cofire.runtime.program_file import from_bytes, to_bytes
 

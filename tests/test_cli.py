@@ -202,6 +202,27 @@ def test_a_run_compiles_to_a_program_that_classifies_pictures_as_the_model_does(
     assert cheap[0]["macs"] < answers[0]["macs"]
 
 
+def test_a_run_compiles_to_int8_with_a_folder_of_pictures(cofire: Cofire, run: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    from cofire.data import source
+
+    _, test = source("digits")
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, pixels in enumerate(test.pixels_NCHW[:40]):
+        Image.fromarray(pixels[0].numpy()).save(folder / f"{number:02}.png")
+    cofire.json("compile", run, "-o", tmp_path / "a.cofire")
+    cofire.json("compile", run, "-o", tmp_path / "b.cofire", "--int8", "--images", folder)
+    assert {op["kind"] for op in cofire.json("info", tmp_path / "b.cofire")["ops"]} >= {"conv8", "quantize"}
+    pictures = sorted(folder.iterdir())[:20]
+    wanted, found = (cofire.json("run", tmp_path / name, *pictures, "--top", 1) for name in ("a.cofire", "b.cofire"))
+    assert sum(a["classes"] == b["classes"] for a, b in zip(wanted, found, strict=True)) >= 18
+    refused = cofire("compile", run, "-o", tmp_path / "c.cofire", "--int8")
+    assert refused.code != 0
+    assert "--int8 needs --images FOLDER" in " ".join(refused.stderr.split())
+
+
 def test_eval_reports_a_run_at_any_threshold(cofire: Cofire, run: Path) -> None:
     report = cofire.json("eval", run)
     assert report["n"] == 360

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import interpreter
 import numpy as np
 import pytest
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from cofire import FTWT, ConfigError, DataError, GatedModel, cost, trace, zoo
 from cofire.errors import CompileError
+from cofire.runtime import interpreter
 from cofire.runtime.engine import Engine, compile
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import Act, Activation, Pool, Program, Shape

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-import interpreter
 import numpy as np
 import pytest
 import torch
@@ -28,6 +27,7 @@ from test_kernels import (
 from torch import Tensor
 
 from cofire.errors import FileError
+from cofire.runtime import interpreter
 from cofire.runtime.engine import Engine
 from cofire.runtime.folding import folded
 from cofire.runtime.program import (

@@ -12,7 +12,6 @@ from functools import cache
 from math import prod
 from typing import Any, Literal, get_args
 
-import interpreter
 import numpy as np
 import pytest
 import torch
@@ -23,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from cofire import create_backbone, list_backbones
 from cofire.errors import CompileError
+from cofire.runtime import interpreter
 from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import LIFTING, Act, Conv, Gate, Group, Head, Pair, Program

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
-from interpreter import Trace, counts, run, trace
 from nets import SHAPE, Net, bn, conv, fc, gated_net, images, random_masks
 from small import digest, tiny_gated, tiny_plain
 from test_graph import FrozenNorm, NormAct
@@ -23,11 +22,18 @@ import cofire
 from cofire import FTWT, FileError, GatedModel, cost, create_backbone, gate, list_backbones
 from cofire.backbones.vgg import VGG
 from cofire.errors import CompileError
+from cofire.runtime.interpreter import Trace, run, trace
 from cofire.runtime.lowering import lower
-from cofire.runtime.program import Activation, Add, Affine, Conv, Program
+from cofire.runtime.program import Activation, Add, Affine, Conv, Program, kind_of
 from cofire.runtime.program_file import read, to_bytes, write
 
 Shape = tuple[int, int, int]
+
+
+def counts(program: Program) -> dict[str, int]:
+    """Kind -> how many ops of it there are."""
+    kinds = [kind_of(op) for op in program.ops]
+    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
 
 # The law

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import interpreter
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ from torch.utils._pytree import tree_flatten
 
 from cofire import FTWT, compile, cost, gate
 from cofire.errors import CompileError
+from cofire.runtime import interpreter
 from cofire.runtime.engine import Engine, load_program
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import Resample, Strided

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hostile
-import interpreter
 import numpy as np
 import pytest
 import torch
 from test_kernels import KERNELS as LEVELS
 
-from cofire.runtime import _native
+from cofire.runtime import _native, interpreter
 from cofire.runtime.program_file import from_bytes
 
 HEAD = {"pool": "max", "softmax": False, "weight": "h.w", "bias": None}

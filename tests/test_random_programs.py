@@ -6,7 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, get_args
 
-import interpreter
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from test_engine import CLOSE, NAN, tensors
 from torch import Tensor
 
+from cofire.runtime import interpreter, meanings
 from cofire.runtime.engine import Engine
 from cofire.runtime.program import (
     LIFTING,
@@ -221,7 +221,7 @@ class Maker:
             adaptive=False,
             **own,
         )
-        touched = [interpreter._windows(op, i, n, sides[i]) for i, n in enumerate(shape[1:])]
+        touched = [meanings._windows(op, i, n, sides[i]) for i, n in enumerate(shape[1:])]
         if min(sides) >= 1 and all(places for windows in touched for places, _ in windows):
             given = {name: getattr(op, name) for name in ("kernel", "stride", "dilation", "padding")}
             self.emit(Pool, (src,), (shape[0], sides[0], sides[1]), **own, **given, adaptive=False)

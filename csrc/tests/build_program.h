@@ -14,6 +14,10 @@ struct TensorText {
     std::string name;
     std::vector<int> shape;
     std::vector<float> values;
+    const char* type = "F32";  // the values are stored as I8 or I32 then
+
+    size_t each() const { return std::strcmp(type, "I8") == 0 ? 1 : 4; }
+    size_t bytes() const { return values.size() * each(); }
 };
 
 // A program file before it is put together, so that a test can break any part of it.
@@ -48,9 +52,13 @@ inline std::string json_string(const std::string& text) {
 inline std::vector<uint8_t> data_of(const Source& source) {
     std::vector<uint8_t> data;
     for (const TensorText& tensor : source.tensors) {
-        const size_t begin = data.size(), bytes = tensor.values.size() * sizeof(float);
-        data.resize(begin + bytes);
-        if (bytes > 0) std::memcpy(data.data() + begin, tensor.values.data(), bytes);
+        for (float value : tensor.values) {
+            uint8_t four[4];
+            const int32_t whole = int32_t(value);
+            const bool real = std::strcmp(tensor.type, "F32") == 0;
+            std::memcpy(four, real ? static_cast<const void*>(&value) : &whole, 4);
+            data.insert(data.end(), four, four + tensor.each());
+        }
     }
     return data;
 }
@@ -62,9 +70,9 @@ inline std::string program_of(const Source& source) {
 }
 
 inline std::string tensor_entry(const TensorText& tensor, size_t begin) {
-    const size_t end = begin + tensor.values.size() * sizeof(float);
-    return json_string(tensor.name) + ":{\"dtype\":\"F32\",\"shape\":" + list(tensor.shape) + ",\"data_offsets\":[" +
-           std::to_string(begin) + "," + std::to_string(end) + "]}";
+    const size_t end = begin + tensor.bytes();
+    return json_string(tensor.name) + ":{\"dtype\":\"" + tensor.type + "\",\"shape\":" + list(tensor.shape) +
+           ",\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
 inline std::string header_of(const std::string& program, const std::vector<TensorText>& tensors) {
@@ -72,7 +80,7 @@ inline std::string header_of(const std::string& program, const std::vector<Tenso
     size_t begin = 0;
     for (const TensorText& tensor : tensors) {
         header += "," + tensor_entry(tensor, begin);
-        begin += tensor.values.size() * sizeof(float);
+        begin += tensor.bytes();
     }
     return header + "}";
 }
@@ -244,6 +252,60 @@ inline Source policy_net() {
     return net;
 }
 
+// Version 3: bytes through every op that takes them, with a gate, a residual in place and heads that pool them.
+inline Source quantized_net() {
+    Source net;
+    net.head =
+        "\"version\":3,\"input\":0,\"output\":8,\"output_shape\":[5],"
+        "\"buffers\":[[3,8,8],[3,8,8],[4,8,8],[4,8,8],[4,4,4],[8,4,4],[8,4,4],[8,1,1],[5,1,1],[8,1,1],[4,4,4]],"
+        "\"groups\":[{\"name\":\"conv1\",\"filters\":4},{\"name\":\"conv2\",\"filters\":4}],\"threshold\":0.0,"
+        "\"quants\":[{\"buffer\":1,\"scale\":0.05,\"zero\":120},{\"buffer\":2,\"scale\":0.1,\"zero\":0},"
+        "{\"buffer\":3,\"scale\":0.1,\"zero\":9},{\"buffer\":4,\"scale\":0.1,\"zero\":9},"
+        "{\"buffer\":5,\"scale\":0.1,\"zero\":9},{\"buffer\":6,\"scale\":0.1,\"zero\":9},"
+        "{\"buffer\":9,\"scale\":0.5,\"zero\":128},{\"buffer\":10,\"scale\":0.1,\"zero\":9}],"
+        "\"more_outputs\":[],\"structure\":null,\"card\":{}";
+    std::vector<TensorText> bytes;  // behind all others
+    const auto conv = [&](const std::string& name, const std::vector<int>& src, int dst, std::vector<int> weight,
+                          const std::string& window, const std::string& clamp, const std::string& gate) {
+        add_tensor(&net, name + ".weight", weight);
+        for (float& value : net.tensors.back().values) value *= 4;
+        net.tensors.back().type = "I8";
+        bytes.push_back(net.tensors.back());
+        net.tensors.pop_back();
+        add_tensor(&net, name + ".bias", {weight[0]});
+        for (float& value : net.tensors.back().values) value *= 400;
+        net.tensors.back().type = "I32";
+        add_tensor(&net, name + ".multiplier", {weight[0]});
+        for (float& value : net.tensors.back().values) value = 0.01f;
+        const bool residual = src.size() > 1;
+        add_op(&net, "conv8", name, src, dst,
+               window + ",\"groups\":1,\"residual\":" + (residual ? "true" : "false") + "," + clamp +
+                   ",\"residual_multiplier\":" + (residual ? "0.75" : "0.0"),
+               {name + ".weight", name + ".bias", name + ".multiplier"}, gate);
+    };
+    const std::string all = "\"low\":0,\"high\":255", rest = "\"top\":null,\"scale\":false,\"src\":null";
+    const std::string pool = window_attrs(2, 2, {0, 0, 0, 0}) + ",\"include_pad\":false,\"adaptive\":false";
+    add_op(&net, "quantize", "in", {0}, 1, "");
+    conv("stem", {1}, 2, {4, 3, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), all, "null");
+    add_tensor(&net, "head1.weight", {4, 8});
+    conv("conv1", {2}, 3, {4, 4, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), "\"low\":9,\"high\":69",
+         new_head_gate(0, "both", true, "head1.weight", "", rest));
+    add_op(&net, "pool", "max", {3}, 4, "\"op\":\"max\"," + pool);
+    add_op(&net, "move", "copy", {4}, 10, "\"channels\":[0,1,-1,3],\"stride\":[1,1],\"offset\":[-1,1]");
+    add_tensor(&net, "head2.weight", {4, 4});
+    conv("conv2", {4, 10}, 10, {4, 4, 3, 3}, window_attrs(3, 1, {1, 1, 1, 1}), all,
+         new_head_gate(1, "abs", false, "head2.weight", "", rest));
+    add_op(&net, "cat", "cat", {4, 10}, 5, "");
+    add_op(&net, "pool", "grown", {5}, 6,
+           "\"op\":\"max\"," + window_attrs(1, 1, {0, 0, 0, 0}) + ",\"include_pad\":false,\"adaptive\":true");
+    add_op(&net, "pool", "mean", {6}, 7,
+           "\"op\":\"avg\"," + window_attrs(1, 1, {0, 0, 0, 0}) + ",\"include_pad\":false,\"adaptive\":true");
+    add_op(&net, "quantize", "again", {7}, 9, "");
+    conv("fc", {9}, 8, {5, 8, 1, 1}, window_attrs(1, 1, {0, 0, 0, 0}), all, "null");
+    net.tensors.insert(net.tensors.end(), bytes.begin(), bytes.end());
+    return net;
+}
+
 // Version 3: maps of other sizes and orders, ops over channels, two outputs. The input of `norm` has channels that may
 // be off.
 inline Source maps_net() {
@@ -253,7 +315,8 @@ inline Source maps_net() {
         "\"buffers\":[[4,3,2],[6,5,3],[6,5,3],[6,4,6],[2,5,3],[6,5,3],[2,5,9]],"
         "\"groups\":[{\"name\":\"up\",\"filters\":6}],\"threshold\":0.0,"
         "\"more_outputs\":[{\"buffer\":3,\"shape\":[6,4,6]},{\"buffer\":6,\"shape\":[90]}],"
-        "\"structure\":{\"tuple\":[0,{\"dict\":{\"map\":1,\"turned\":2}}]},\"card\":{\"classes\":[\"a\",\"b\"]}";
+        "\"structure\":{\"tuple\":[0,{\"dict\":{\"map\":1,\"turned\":2}}]},\"card\":{\"classes\":[\"a\",\"b\"]},"
+        "\"quants\":[]";
     add_tensor(&net, "up.weight", {4, 3, 3, 2});
     add_tensor(&net, "up.bias", {6});
     add_tensor(&net, "head.weight", {6, 4});

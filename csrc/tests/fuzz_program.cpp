@@ -16,6 +16,7 @@
 #include "build_program.h"
 #ifdef COFIRE_FUZZ_RUN
 #include "../conv.h"
+#include "../conv8.h"
 #include "../engine.h"
 #endif
 
@@ -136,11 +137,12 @@ void swap_words(std::string* text, SplitMix* random) {
 
 // Replaces a word by one of the format's own.
 void edit_word(std::string* text, SplitMix* random) {
-    static const char* const kWords[] = {"conv",    "affine",  "act",     "add",         "mul",    "cat",  "move",
-                                         "pool",    "flatten", "none",    "relu",        "leaky",  "silu", "sigmoid",
-                                         "true",    "false",   "null",    "hardsigmoid", "max",    "avg",  "F32",
-                                         "version", "head",    "softmax", "stem.weight", "kernel", "[]",   "{}",
-                                         "rescale", "abs",     "both",    "top",         "scale",  "src",  "shift"};
+    static const char* const kWords[] = {
+        "conv",     "affine",     "act",    "add",     "mul",     "cat",     "move",        "pool",   "flatten",
+        "none",     "relu",       "leaky",  "silu",    "sigmoid", "true",    "false",       "null",   "hardsigmoid",
+        "max",      "avg",        "F32",    "version", "head",    "softmax", "stem.weight", "kernel", "[]",
+        "{}",       "rescale",    "abs",    "both",    "top",     "scale",   "src",         "shift",  "conv8",
+        "quantize", "dequantize", "quants", "zero",    "low",     "high",    "I8",          "I32"};
     const auto [begin, length] = random_run(*text, random, [](char c) { return (c >= 'a' && c <= 'z') || c == '.'; });
     if (length > 0) text->replace(begin, length, kWords[random->below(std::size(kWords))]);
 }
@@ -247,6 +249,10 @@ class WellFormed {
         for (const Shape& shape : program_.buffers)
             if (shape.c < 1 || shape.h < 1 || shape.w < 1 || shape.size() > (1 << 28)) return "buffer";
         if (!std::isfinite(program_.threshold)) return "threshold";
+        if (program_.forms.size() != program_.buffers.size()) return "forms";
+        if (form(program_.input).u8() || form(program_.output).u8()) return "bytes for the caller";
+        for (const Form& form : program_.forms)
+            if (!std::isfinite(form.scale) || form.scale < 0 || form.zero < 0 || form.zero > 255) return "form";
         int64_t shown = 1;
         for (int side : program_.output_shape) shown *= side;
         if (shown != shape(program_.output).size()) return "output_shape";
@@ -268,10 +274,14 @@ class WellFormed {
    private:
     bool is_buffer(int i) const { return i >= 0 && size_t(i) < program_.buffers.size(); }
     const Shape& shape(int i) const { return program_.buffers[size_t(i)]; }
+    const Form& form(int i) const { return program_.forms[size_t(i)]; }
 
-    bool inside(const float* tensor, int64_t count) const {
-        const float* begin = program_.weights.data();
-        return tensor != nullptr && tensor >= begin && tensor + count <= begin + program_.weights.size();
+    template <class T>
+    bool inside(const T* tensor, int64_t count) const {
+        const T *begin = reinterpret_cast<const T*>(program_.weights.data()),
+                *end = reinterpret_cast<const T*>(program_.weights.data() + program_.weights.size());
+        return tensor != nullptr && tensor >= begin && tensor + count <= end &&
+               reinterpret_cast<uintptr_t>(tensor) % alignof(T) == 0;
     }
 
     const char* problem(const Op& op) {
@@ -281,7 +291,8 @@ class WellFormed {
             if (!is_buffer(i) || !written_[size_t(i)]) return "src";
             read |= i == op.dst;
         }
-        const bool in_place = op.kind == Kind::conv && op.residual && op.src[1] == op.dst && op.src[0] != op.dst;
+        const bool convolves = op.kind == Kind::conv || op.kind == Kind::conv8;
+        const bool in_place = convolves && op.residual && op.src[1] == op.dst && op.src[0] != op.dst;
         if (!in_place && (read || written_[size_t(op.dst)])) return "dst is written twice or while it is read";
         if (const char* what = problem_of_kind(op)) return what;
         if (const char* what = problem_of_gate(op)) return what;
@@ -313,12 +324,20 @@ class WellFormed {
 
     const char* problem_of_kind(const Op& op) const {
         const Shape &src = shape(op.src[0]), &dst = shape(op.dst);
-        const size_t sources = op.kind == Kind::conv                          ? 1 + size_t(op.residual)
+        const bool convolves = op.kind == Kind::conv || op.kind == Kind::conv8;
+        const size_t sources = convolves                                      ? 1 + size_t(op.residual)
                                : op.kind == Kind::cat                         ? op.src.size()
                                : op.kind == Kind::add || op.kind == Kind::mul ? 2
                                                                               : 1;
         if (op.src.size() != sources) return "number of src";
         switch (op.kind) {
+            case Kind::conv8:
+                if (const char* what = problem_of_bytes(op, src, dst)) return what;
+                return problem_of_conv(op, src, dst);
+            case Kind::quantize:
+                return src == dst && !form(op.src[0]).u8() && form(op.dst).u8() ? nullptr : "quantize";
+            case Kind::dequantize:
+                return src == dst && form(op.src[0]).u8() && !form(op.dst).u8() ? nullptr : "dequantize";
             case Kind::conv:
                 return problem_of_conv(op, src, dst);
             case Kind::affine:
@@ -362,12 +381,25 @@ class WellFormed {
         return "kind";
     }
 
+    const char* problem_of_bytes(const Op& op, const Shape& src, const Shape& dst) const {
+        const int64_t taps = int64_t(op.kernel.h) * op.kernel.w;
+        if (!inside(op.weight8, taps * dst.c * (src.c / op.groups)) || !inside(op.bias8, dst.c) ||
+            !inside(op.multiplier, dst.c))
+            return "weights on bytes";
+        if (op.low < 0 || op.low > op.high || op.high > 255) return "clamp";
+        for (int i : op.src)
+            if (!form(i).u8()) return "floats in place of bytes";
+        return nullptr;
+    }
+
     const char* problem_of_conv(const Op& op, const Shape& src, const Shape& dst) const {
         if (op.groups < 1 || src.c % op.groups != 0 || dst.c % op.groups != 0) return "groups";
         if (op.kernel.h < 1 || op.kernel.w < 1 || op.stride.h < 1 || op.stride.w < 1) return "kernel or stride";
         if (op.residual && !(shape(op.src[1]) == dst)) return "residual";
         const int64_t taps = int64_t(op.kernel.h) * op.kernel.w;
-        if (!inside(op.weight, taps * dst.c * (src.c / op.groups)) || !inside(op.bias, dst.c)) return "weights";
+        if (op.kind == Kind::conv &&
+            (!inside(op.weight, taps * dst.c * (src.c / op.groups)) || !inside(op.bias, dst.c)))
+            return "weights";
         if (op.shift != nullptr && !inside(op.shift, dst.c)) return "shift";
         // The last window ends inside the padded map; one more would not.
         auto fits = [](int64_t size, int64_t out, int64_t kernel, int64_t stride, int64_t dilation) {
@@ -471,6 +503,12 @@ std::string random_tuning(const Program& program, SplitMix* random) {
         std::vector<std::string> can{"-"};
         if (op.kind == Kind::conv)
             can = fitting_algorithms(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]);
+        if (op.kind == Kind::conv8) {
+            can.clear();
+            for (const ConvAlgorithm8& algorithm : conv8_algorithms())
+                if (algorithm.fits(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]))
+                    can.emplace_back(algorithm.name);
+        }
         text += (text.empty() ? "" : " ") + can[random->below(can.size())];
     }
     return text;
@@ -539,7 +577,8 @@ void try_case(const std::string& bytes, SplitMix* random, Tally* tally) {
 
 std::vector<Seed> valid_files() {
     std::vector<Seed> seeds;
-    for (const Source& net : {residual_net(), elementwise_net(), depthwise_net(), policy_net(), maps_net()}) {
+    for (const Source& net :
+         {residual_net(), elementwise_net(), depthwise_net(), policy_net(), maps_net(), quantized_net()}) {
         const std::vector<uint8_t> data = data_of(net);
         seeds.push_back({header_of(program_of(net), net.tensors), std::string(data.begin(), data.end())});
     }

@@ -155,6 +155,7 @@ class Maker {
 
     Program done(uint32_t seed) {
         program_.output = program_.ops.back().dst;
+        program_.forms.resize(program_.buffers.size());
         const Shape out = program_.buffers[program_.output];
         program_.output_shape = {out.c, out.h, out.w};
         int64_t total = 0;

@@ -189,6 +189,16 @@ void test_valid_depthwise() {
     CHECK(program.ops[2].dilation.h == 2 && program.ops[3].include_pad && !program.ops[3].maximum);
 }
 
+void test_valid_quantized() {
+    const Program program = load(quantized_net());
+    const Op &stem = program.ops[1], &conv2 = program.ops[5];
+    CHECK(program.forms[1].u8() && program.forms[1].scale == 0.05f && program.forms[1].zero == 120);
+    CHECK(!program.forms[0].u8() && !program.forms[7].u8() && !program.forms[8].u8());
+    CHECK(stem.kind == Kind::conv8 && stem.weight8[0] == int8_t(4 * float(int(11) % 11 - 5) / 4));
+    CHECK(conv2.residual && conv2.dst == conv2.src[1] && conv2.residual_multiplier == 0.75f);
+    CHECK(program.ops[2].low == 9 && program.ops[2].high == 69 && program.ops[2].multiplier[3] == 0.01f);
+}
+
 void test_valid_policy() {
     const Program program = load(policy_net());
     const Op &conv1 = program.ops[2], &again = program.ops[3], &conv2 = program.ops[4], &fc = program.ops[6];
@@ -264,7 +274,7 @@ void test_tensor_entries() {
     auto with_stem = [&](const std::string& from, const std::string& to) {
         return with_header(net, stem, replaced(stem, from, to));
     };
-    REFUSED(with_stem("F32", "F16"), "tensor \"stem.weight\": dtype must be \"F32\", got \"F16\"");
+    REFUSED(with_stem("F32", "F16"), "tensor \"stem.weight\": dtype must be one of F32 I8 I32, got \"F16\"");
     REFUSED(with_stem("\"dtype\"", "\"type\""), "tensor \"stem.weight\": entry has the unknown key \"type\"");
     REFUSED(with_stem("\"dtype\":\"F32\",", ""), "tensor \"stem.weight\": entry lacks the key \"dtype\"");
     REFUSED(with_stem("[4,3,3,3]", "[4,3,3,-3]"), "tensor \"stem.weight\": each of shape must be an integer from 0");
@@ -481,7 +491,7 @@ void test_op_members() {
     const Source net = residual_net();
     REFUSED(with_op(net, "flat", "\"flatten\"", "\"reshape\""),
             "op 4 (\"flat\"): kind must be one of conv affine act add mul cat move pool flatten rescale deconv "
-            "resample strided reduce softmax norm, got \"reshape\"");
+            "resample strided reduce softmax norm conv8 quantize dequantize, got \"reshape\"");
     REFUSED(with_op(net, "flat", "\"kind\":\"flatten\",", ""), "op 4: it lacks the key \"kind\"");
     REFUSED(with_op(net, "flat", "\"dst\":4", "\"dst\":4,\"dst2\":4"), "op 4: it has the unknown key \"dst2\"");
     REFUSED(with_op(net, "flat", "\"name\":\"flat\"", "\"name\":4"), "op 4: name must be a string, got 4");
@@ -770,6 +780,7 @@ void run_all() {
     test_valid_elementwise();
     test_valid_depthwise();
     test_valid_policy();
+    test_valid_quantized();
     test_valid_maps();
     test_valid_variants();
     test_container();

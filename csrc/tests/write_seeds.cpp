@@ -7,11 +7,9 @@
 int main(int argc, char** argv) {
     using namespace cofire::test;
     if (argc != 2) return 2;
-    const std::pair<const char*, Source> nets[] = {{"residual", residual_net()},
-                                                   {"elementwise", elementwise_net()},
-                                                   {"depthwise", depthwise_net()},
-                                                   {"policy", policy_net()},
-                                                   {"maps", maps_net()}};
+    const std::pair<const char*, Source> nets[] = {{"residual", residual_net()},   {"elementwise", elementwise_net()},
+                                                   {"depthwise", depthwise_net()}, {"policy", policy_net()},
+                                                   {"maps", maps_net()},           {"quantized", quantized_net()}};
     for (const auto& [name, net] : nets) {
         const std::vector<uint8_t> bytes = file_of(net);
         std::FILE* file = std::fopen((std::string(argv[1]) + "/" + name + ".cofire").c_str(), "wb");

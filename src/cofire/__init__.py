@@ -80,7 +80,14 @@ The files, in the data's way; each imports only from files above it:
         lowered_ids.py   ids of elements and the buffers that hold them; ops on one or two operands
         lowered_calls.py  convs, norms, activations, maps and ops over channels as ops
         lowering.py      model -> program
-        profile.py       where the time of one image went, op by op
+        integers.py      what int8 does to numbers, in plain torch
+        meanings.py      what each op computes, in plain torch
+        interpreter.py   what a program means, in plain torch
+        ranges.py        what buffers hold for a few images -> scales of 8 bits
+        quantizing.py    program -> the same in int8
+        quantized.py     quantize(model, images) -> Quantized
+        profile.py       where the time of a call goes, op by op
+        forced.py        masks that the caller gives
         engine.py        compile(model) -> Engine
         observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate
@@ -269,6 +276,7 @@ __all__ = [
     "PixelMask",
     "Placement",
     "PruneConfig",
+    "Quantized",
     "Random",
     "Recipe",
     "Report",
@@ -302,6 +310,7 @@ __all__ = [
     "load_weights",
     "mask_loss",
     "prune",
+    "quantize",
     "register_backbone",
     "register_criterion",
     "register_gate",

@@ -173,13 +173,19 @@ def evaluate(
 def compile_run(
     run: RunFolder,
     path: Annotated[Path, typer.Option("--out", "-o", help="The program file to write, e.g. model.cofire.")],
+    int8: Annotated[bool, typer.Option("--int8", help="Compute in int8, fitted to the pictures of --images.")] = False,
+    images: Annotated[
+        Path | None, typer.Option(help="A folder of pictures like those to come; needs no labels.", metavar="FOLDER")
+    ] = None,
     observe: Annotated[
         int, typer.Option(min=0, help="Also run so many training images, for `cofire serve`: budgets and drift.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """A run's model as a program for the native engine. It takes pixels in [0, 1]; normalising is part of it."""
-    engine = runs.compile_run(run)
+    if int8 != (images is not None):
+        raise ConfigError("--int8 needs --images FOLDER, pictures that it is fitted to, and --images needs --int8")
+    engine = runs.compile_run(run, images)
     engine.save(path)
     if observe:
         runs.observe_run(run, engine, path, observe)

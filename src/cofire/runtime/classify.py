@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from cofire.data.decoding import decode, middle
 from cofire.errors import ConfigError
@@ -35,20 +37,31 @@ class Answer:
         return f"{self.picture}: {best}; {self.macs:,} MACs in {self.milliseconds:.2f} ms"
 
 
+def pixels_of(pictures: Sequence[Path], shape: tuple[int, int, int]) -> Tensor:
+    """Picture files as (B, C, H, W) in [0, 1], resized and cropped to ``shape``."""
+    channels, height, width = shape
+    if height != width or channels not in (1, 3):
+        raise ConfigError(
+            f"pictures need a program with square inputs of 1 or 3 channels, got {shape}; call the engine from Python "
+            "instead"
+        )
+    named = [(str(picture), picture) for picture in pictures]
+    pixels, _ = decode(named, height, lambda image: middle(image, height))
+    x = pixels.float() / 255
+    return x if channels == 3 else x.mean(1, keepdim=True)
+
+
 def classify(engine: Engine, picture: Path, threads: int, top: int) -> Answer:
     """The ``top`` classes of a picture file, resized and cropped to the engine's input as in a folder of pictures.
 
     The time is the least of a few calls, without reading the file.
     """
-    channels, height, width = engine.input_shape
-    if height != width or channels not in (1, 3) or len(engine.program.output_shape) != 1:
+    if len(engine.program.output_shape) != 1:
         raise ConfigError(
-            f"pictures need a program with square inputs of 1 or 3 channels and a vector as output, got "
-            f"{engine.input_shape} -> {engine.program.output_shape}; call the engine from Python instead"
+            f"a class needs a program with a vector as output, got {engine.program.output_shape}; call the engine from "
+            "Python instead"
         )
-    pixels, _ = decode([(str(picture), picture)], height, lambda image: middle(image, height))
-    x = (pixels.float() / 255).numpy()
-    x = x if channels == 3 else x.mean(axis=1, keepdims=True)
+    x = pixels_of([picture], engine.input_shape).numpy()
     seconds = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()

@@ -16,23 +16,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
+from cofire.runtime.forced import Forced
 from cofire.runtime.outline import arranged, native, outline, read_content
 from cofire.runtime.profile import Profile
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from cofire.data.feeding import AnyLoader
     from cofire.runtime import _native
     from cofire.runtime.program import Program
 
 Masks = dict[str, NDArray[np.bool_]]
+Precision = Literal["float32", "int8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,38 +65,13 @@ class Limits:
         return -1.0 if self.tuning_seconds is None else self.tuning_seconds
 
 
-class _Forced:
-    """Masks that rule in place of the heads, laid out as the native side wants them: group by group, each (B, O)."""
-
-    def __init__(self, masks: Mapping[str, NDArray[np.uint8]], groups: Mapping[str, int]) -> None:
-        self._masks, self._groups = masks, groups
-        self._is_forced = [name in masks for name in groups]
-        self._flat: tuple[int, NDArray[np.uint8]] | None = None
-        if all(len(mask) == 1 for mask in masks.values()):
-            self.of(1)  # here, not on the time of the call
-
-    def of(self, batch: int) -> tuple[NDArray[np.uint8] | None, list[bool]]:
-        """The masks for this many images, and which groups are forced."""
-        if not self._masks:
-            return None, []
-        if self._flat is None or self._flat[0] != batch:
-            self._flat = batch, np.concatenate([self._rows(name, batch) for name in self._groups])
-        return self._flat[1], self._is_forced
-
-    def _rows(self, name: str, batch: int) -> NDArray[np.uint8]:
-        mask = self._masks.get(name, np.zeros((1, self._groups[name]), np.uint8))
-        if len(mask) not in (1, batch):
-            raise ConfigError(f"group {name!r}: a forced mask must have one row or {batch}, got {len(mask)}")
-        return np.broadcast_to(mask, (batch, self._groups[name])).ravel()
-
-
 class _Last(threading.local):
     """What a thread's last call left behind, and the masks it forces."""
 
     batch = 0
     masks: NDArray[np.uint8] | None = None
     macs: NDArray[np.int64] | None = None
-    forced: _Forced | None = None
+    forced: Forced | None = None
     heads = False
 
 
@@ -200,7 +178,7 @@ class Engine:
         last = self._last
         before = last.forced, last.heads
         checked = {name: self._mask(name, mask) for name, mask in masks.items()}
-        last.forced, last.heads = _Forced(checked, self._groups), heads
+        last.forced, last.heads = Forced(checked, self._groups), heads
         try:
             yield
         finally:
@@ -224,9 +202,12 @@ class Engine:
         for _ in range(rounds):
             self._run(x, 1, seconds=seconds)
         assert self._last.macs is not None
+        found = self._outline.precisions
         return Profile(
             names=list(self._outline.ops),
             algorithms=self.tuning.split(),
+            precisions=[precision for precision, _ in found],
+            reasons=[reason for _, reason in found],
             milliseconds=(1e3 * seconds / (rounds * len(x))).tolist(),
             macs=self._last.macs.mean(0).astype(int).tolist(),
         )
@@ -298,27 +279,46 @@ def compile(
     model: nn.Module,
     input_shape: tuple[int, int, int] | None = None,
     *,
+    precision: Precision = "float32",
+    images: AnyLoader | Tensor | None = None,
     limits: Limits | None = None,
     card: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """The engine of a model, plain or gated, in eval mode; ``model`` is left alone.
+    """The engine of a model, plain, gated or quantised, in eval mode; ``model`` is left alone.
 
     Each conv is timed here with every algorithm that can run it, a second or two for a large network.
 
     Args:
         input_shape: (C, H, W) of an image. Default: the shape a gated model or a registered backbone was made for,
             else 224 x 224.
+        precision: ``int8`` stands for ``compile(quantize(model, images))``.
+        images: those that :func:`cofire.quantize` fits ranges to.
         limits: what one image may cost; default ``Limits()``.
         card: what people want to know of the model, as JSON values, kept in the program; ``classes`` are the names of
             its classes.
 
     Raises:
+        ConfigError: int8 without images, or images without int8.
         CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
             more than the limits allow.
     """
     from cofire.runtime.lowering import lower
+    from cofire.runtime.quantized import Quantized, quantize
 
-    return Engine(replace(lower(model, input_shape), card=dict(card or {})), limits=limits)
+    if precision not in get_args(Precision):
+        raise unknown("precision", precision, get_args(Precision))
+    if (precision == "int8") != (images is not None):
+        raise ConfigError("images must be given with precision='int8', which fits ranges to them, and only then")
+    if images is not None:
+        model = quantize(model, images, input_shape=input_shape)
+    if isinstance(model, Quantized):
+        shape = model.program.buffers[model.program.input]
+        if input_shape is not None and tuple(input_shape) != shape:
+            raise ConfigError(f"input_shape must be {shape}, for which the model was quantised, got {input_shape}")
+        program = replace(model.program, threshold=model.threshold)
+    else:
+        program = lower(model, input_shape)
+    return Engine(replace(program, card=dict(card or {})), limits=limits)
 
 
 def load_program(path: str | Path, *, limits: Limits | None = None) -> Engine:

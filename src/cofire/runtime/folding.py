@@ -59,7 +59,7 @@ def _pools_own_source(op: Op) -> bool:
     return op.gate is not None and op.gate.head is not None and op.gate.head.src is None
 
 
-def _reading(op: Op, holder: Mapping[int, int]) -> Op:
+def reading(op: Op, holder: Mapping[int, int]) -> Op:
     """The op with other numbers for the buffers that it reads."""
     gate = op.gate
     if gate is not None and gate.head is not None and gate.head.src is not None:
@@ -245,7 +245,7 @@ def _in_place(program: Program) -> Program:
     holder: dict[int, int] = {}
     ops = []
     for place, op in enumerate(program.ops):
-        old, op = op, _reading(op, holder)
+        old, op = op, reading(op, holder)
         if isinstance(op, Conv) and op.residual and last[old.src[1]] == place and old.src[0] != old.src[1]:
             holder[op.dst] = op.src[1]
         ops.append(dataclasses.replace(op, dst=holder.get(op.dst, op.dst)))
@@ -267,7 +267,7 @@ def _renumbered(program: Program) -> Program:
 
     def renumbered(op: Op) -> Op:
         weights: dict[str, Any] = {name: value.float() for name, value in vars(op).items() if isinstance(value, Tensor)}
-        op = _reading(op, buffer_number)
+        op = reading(op, buffer_number)
         gate = None if op.gate is None else dataclasses.replace(op.gate, group=group_number[op.gate.group])
         return dataclasses.replace(op, dst=buffer_number[op.dst], gate=gate, **weights)
 

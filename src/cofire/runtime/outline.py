@@ -29,6 +29,8 @@ class Outline:
     """Names, in order of execution."""
     counted: dict[int, str]
     """Number of an op whose MACs count -> its name: convs and linear layers."""
+    precisions: tuple[tuple[str, str], ...]
+    """Of each op ``int8`` or ``float32``; and, in a quantised program, why it is the latter."""
 
 
 def native() -> Any:
@@ -86,8 +88,29 @@ def outline(content: bytes) -> Outline:
         groups={group["name"]: group["filters"] for group in table["groups"]},
         threshold=table["threshold"],
         ops=tuple(op["name"] for op in table["ops"]),
-        counted={number: op["name"] for number, op in enumerate(table["ops"]) if op["kind"] in ("conv", "deconv")},
+        counted={
+            number: op["name"] for number, op in enumerate(table["ops"]) if op["kind"] in ("conv", "deconv", "conv8")
+        },
+        precisions=_precisions(table),
     )
+
+
+def _precisions(table: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    u8 = {quant["buffer"] for quant in table.get("quants", ())}  # which versions 1 and 2 do not have
+    is_int8 = [bool(u8 & {*op["src"], op["dst"]}) for op in table["ops"]]
+    return tuple(
+        ("int8", "") if is_one else ("float32", _why_float32(op) if u8 else "")
+        for is_one, op in zip(is_int8, table["ops"], strict=True)
+    )
+
+
+def _why_float32(op: dict[str, Any]) -> str:
+    if op["kind"] == "conv":
+        if len(op["weights"]) > 2:
+            return "its filters are rescaled"
+        act = op["attrs"]["act"]
+        return "as asked" if act in ("none", "relu", "relu6") else f"activation {act}"
+    return "between float32" if op["kind"] in ("pool", "move", "cat", "flatten") else f"{op['kind']} has no int8 form"
 
 
 def arranged(structure: Any, outputs: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Where the time of one image went, op by op."""
+"""Where the time of an engine's call goes, op by op."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class Profile:
 
     names: list[str]
     algorithms: list[str]
+    precisions: list[str]
+    """``int8`` or ``float32``."""
+    reasons: list[str]
+    """Why an op of a quantised program is in float32; empty where there is nothing to say."""
     milliseconds: list[float]
     macs: list[int]
 
@@ -29,8 +33,12 @@ class Profile:
         table = Table(title=f"{sum(self.milliseconds):.3f} ms, {sum(self.macs):,} MACs", title_justify="left")
         table.add_column("op")
         table.add_column("algorithm")
+        table.add_column("precision")
         for column in ("ms", "MACs", "MACs / ns"):
             table.add_column(column, justify="right")
-        for name, how, ms, macs in zip(self.names, self.algorithms, self.milliseconds, self.macs, strict=True):
-            table.add_row(name, how, f"{ms:.3f}", f"{macs:,}", f"{macs / max(ms, 1e-9) / 1e6:.1f}")
+        for name, how, precision, reason, ms, macs in zip(
+            self.names, self.algorithms, self.precisions, self.reasons, self.milliseconds, self.macs, strict=True
+        ):
+            what = f"{precision}: {reason}" if reason else precision
+            table.add_row(name, how, what, f"{ms:.3f}", f"{macs:,}", f"{macs / max(ms, 1e-9) / 1e6:.1f}")
         return table

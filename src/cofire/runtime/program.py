@@ -62,6 +62,16 @@ class Group:
     filters: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Quant:
+    """A buffer that holds u8, each of which stands for the number scale * (q - zero)."""
+
+    buffer: int
+    scale: float
+    zero: int
+    """0 to 255; what a channel that is not live reads as."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Op:
     """What every op has; a subclass adds its attrs and, as tensors, its weights."""
@@ -226,6 +236,40 @@ class Norm(Op):
     shift: Tensor
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Conv8(Op):
+    """float(conv(q - zero) + bias) * multiplier [+ float(r - zero) * residual_multiplier]; q and r are u8.
+
+    Into a quantised buffer goes clamp(round(that) + zero, low, high), halves to even; else that itself.
+    """
+
+    kernel: Pair
+    stride: Pair
+    padding: Padding
+    dilation: Pair
+    groups: int
+    residual: bool
+    low: int
+    high: int
+    residual_multiplier: float
+    weight: Tensor
+    """int8 (O, I / groups, kh, kw), from -127 on."""
+    bias: Tensor
+    """int32 (O)."""
+    multiplier: Tensor
+    """float32 (O)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Quantize(Op):
+    """clamp(round(src0 * (1 / scale)) + zero, 0, 255), by the destination's scale and zero."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Dequantize(Op):
+    """float(q - zero) * scale, by the source's scale and zero."""
+
+
 KINDS: dict[str, type[Op]] = {
     "conv": Conv,
     "affine": Affine,
@@ -243,6 +287,9 @@ KINDS: dict[str, type[Op]] = {
     "reduce": Reduce,
     "softmax": Softmax,
     "norm": Norm,
+    "conv8": Conv8,
+    "quantize": Quantize,
+    "dequantize": Dequantize,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
@@ -279,6 +326,8 @@ class Program:
     None: there is one, and the caller gets it as it is."""
     card: dict[str, Any] = field(default_factory=dict)
     """What people want to know of the model, as JSON values; ``classes`` are the names of the classes."""
+    quants: tuple[Quant, ...] = ()
+    """The buffers that hold u8; the others hold float32."""
 
     @property
     def outputs(self) -> tuple[Output, ...]:

@@ -23,6 +23,7 @@ from cofire.runtime.outline import KEY, check, read_content, read_table
 from cofire.runtime.program import KINDS, Head, Op, Program, kind_of
 
 VERSION = 3
+_TYPES = {torch.float32: ("F32", "<f4"), torch.int8: ("I8", "i1"), torch.int32: ("I32", "<i4")}
 _COMMON = {field.name for field in fields(Op)}
 
 
@@ -41,7 +42,8 @@ def to_bytes(program: Program) -> bytes:
     """
     tensors: dict[str, Tensor] = {}
     ops = [_op_table(op, str(number), tensors) for number, op in enumerate(program.ops)]
-    data = b"".join(tensor.numpy().astype("<f4", copy=False).data for tensor in tensors.values())
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))  # bytes last: all begin where they may
+    data = b"".join(tensor.numpy().astype(_TYPES[tensor.dtype][1], copy=False).data for tensor in tensors.values())
     table = {
         "version": VERSION,
         "input": program.input,
@@ -51,6 +53,7 @@ def to_bytes(program: Program) -> bytes:
         "groups": [vars(group) for group in program.groups],
         "threshold": program.threshold,
         "ops": ops,
+        "quants": [vars(quant) for quant in program.quants],
         "sha256": hashlib.sha256(data).hexdigest(),
         "more_outputs": [vars(output) for output in program.more_outputs],
         "structure": program.structure,
@@ -65,8 +68,8 @@ def to_bytes(program: Program) -> bytes:
     header: dict[str, Any] = {"__metadata__": {KEY: description}}
     end = 0
     for name, tensor in tensors.items():
-        start, end = end, end + 4 * tensor.numel()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _TYPES[tensor.dtype][0], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + data
@@ -104,8 +107,9 @@ def _program(content: bytes) -> Program:
 
 def _tensor(entry: Mapping[str, Any], content: bytes, start: int) -> Tensor:
     begin, end = entry["data_offsets"]
-    values = np.frombuffer(content, "<f4", (end - begin) // 4, start + begin)
-    return torch.from_numpy(values.astype(np.float32)).reshape(entry["shape"])
+    dtype, code = next((dtype, code) for dtype, (name, code) in _TYPES.items() if name == entry["dtype"])
+    values = np.frombuffer(content, code, (end - begin) // dtype.itemsize, start + begin)
+    return torch.from_numpy(values.astype(np.dtype(code).newbyteorder("="))).reshape(entry["shape"])
 
 
 def _op_table(op: Op, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -113,7 +117,8 @@ def _op_table(op: Op, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]
 
     def stored(name: str, tensor: Tensor) -> str:
         key = f"{prefix}.{name}"
-        tensors[key] = tensor.detach().to("cpu", torch.float32).contiguous()
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+        tensors[key] = tensor.detach().to("cpu", dtype).contiguous()
         return key
 
     own = {field.name: getattr(op, field.name) for field in fields(op) if field.name not in _COMMON}

@@ -1,16 +1,10 @@
-"""What a program means, in plain torch: docs/program.md line by line, and the oracle for every engine.
-
-Strict: a channel that is not live holds NaN in memory, so that whoever reads it as anything but zero is found out; ops
-may read only what was written and write only what they may. Computes in the dtype of the images: pass float64 for a
-reference without rounding.
+"""What each op of a program computes, in plain torch: docs/program.md line by line.
 
 Shapes: B images, C channels, O filters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
 from itertools import product
 from math import ceil, floor, pi, prod
 from typing import Any, NamedTuple
@@ -19,183 +13,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cofire.runtime.integers import conv8, dequantized, quantized
 from cofire.runtime.program import (
     Activation,
     Add,
     Affine,
     Cat,
     Conv,
+    Conv8,
     Deconv,
+    Dequantize,
     Flatten,
-    Gate,
-    Head,
     Move,
     Mul,
     Norm,
     Op,
     Pool,
-    Program,
+    Quant,
+    Quantize,
     Reduce,
     Resample,
     Rescale,
     Softmax,
     Strided,
-    kind_of,
 )
-
-Masks = Mapping[str, Tensor]
 
 
 class Value(NamedTuple):
-    """A buffer: (B, C, H, W) with NaN where it is dead, and its live channels, bool (B, C)."""
+    """A buffer: (B, C, H, W) with NaN where it is dead, and its live channels, bool (B, C).
+
+    Of a quantised buffer the data are q - zero, so that zero is zero there too.
+    """
 
     data: Tensor
     live: Tensor
-
-
-class Trace(NamedTuple):
-    """All that happened in a run."""
-
-    out: Tensor
-    masks: dict[str, Tensor]
-    """Group -> bool (B, O)."""
-    macs: dict[str, Tensor]
-    """Conv op -> int64 (B,)."""
-    logits: dict[str, Tensor]
-    """Group -> (B, O), of forced groups too."""
-    factors: dict[str, Tensor]
-    """Group -> (B, O), of those whose head gives factors."""
-    values: dict[str, Value]
-    """Op -> what it wrote."""
-
-
-def run(
-    program: Program, x: Tensor, threshold: float | None = None, forced: Masks | None = None
-) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs (B, *output_shape), masks by group, and MACs by conv op of a batch (B, C, H, W).
-
-    Args:
-        threshold: default: the program's.
-        forced: group -> (O,) or (B, O) of 0/1; groups left out decide for themselves.
-    """
-    done = trace(program, x, threshold, forced)
-    return done.out, done.masks, done.macs
-
-
-@torch.no_grad()
-def trace(
-    program: Program,
-    x: Tensor,
-    threshold: float | None = None,
-    forced: Masks | None = None,
-    unscaled: Collection[str] | None = None,
-) -> Trace:
-    """The same with everything that happened on the way.
-
-    Args:
-        unscaled: groups whose factors are 1, whatever their heads say. Default: those that are forced.
-    """
-    assert tuple(x.shape[1:]) == program.buffers[program.input], "images must have the input buffer's shape"
-    assert len({op.name for op in program.ops}) == len(program.ops), "names are unique"
-    limit = program.threshold if threshold is None else threshold
-    buffers = {program.input: Value(x, torch.ones(x.shape[:2], dtype=torch.bool))}
-    done = Trace(x, {}, {}, {}, {}, {})
-    for op in map(_normal, program.ops):
-        residual_in_place = isinstance(op, Conv) and op.residual and op.dst == op.src[1]
-        assert op.dst not in buffers or residual_in_place, f"{op.name} overwrites buffer {op.dst}"
-        mask = _mask(program, op, buffers, limit, forced or {}, (forced or {}) if unscaled is None else unscaled, done)
-        sources = [_read(buffers[src]) for src in op.src]
-        if isinstance(op, Conv | Rescale) and op.shift is not None:
-            assert op.gate is not None
-            factor = done.factors[program.groups[op.gate.group].name]
-            value = (_conv if isinstance(op, Conv) else _rescale)(op, sources, mask, program.buffers[op.dst], factor)
-        else:
-            value = _OPS[type(op)](op, sources, mask, program.buffers[op.dst])
-        if isinstance(op, Conv | Deconv):
-            done.macs[op.name] = _macs(op, buffers[op.src[0]], mask, program.buffers[op.dst])
-        if mask is not None and not isinstance(op, Conv):
-            value = Value(value.data, value.live & mask)
-        assert value.data.shape == (len(x), *program.buffers[op.dst]), f"{op.name} gives {tuple(value.data.shape)}"
-        assert value.live.shape == value.data.shape[:2]
-        buffers[op.dst] = done.values[op.name] = _poisoned(value)
-    out = _read(buffers[program.output]).data.reshape(len(x), *program.output_shape)
-    return done._replace(out=out)
-
-
-def _normal(part: Any) -> Any:
-    """An op, a gate or a head whose weights below float32's normal range are zero, which is what they count as."""
-    changed: dict[str, Any] = {}
-    for field in fields(part):
-        value = getattr(part, field.name)
-        if isinstance(value, Tensor) and value.is_floating_point():
-            changed[field.name] = value.masked_fill(value.abs() < torch.finfo(torch.float32).tiny, 0)
-        elif isinstance(value, Gate | Head):
-            changed[field.name] = _normal(value)
-    return replace(part, **changed)
-
-
-def _read(value: Value) -> Value:
-    """As ops see it: zero where it is dead."""
-    return Value(value.data.masked_fill(~value.live[:, :, None, None], 0), value.live)
-
-
-def _poisoned(value: Value) -> Value:
-    return Value(value.data.masked_fill(~value.live[:, :, None, None], float("nan")), value.live)
-
-
-# Gates
-
-
-def _mask(
-    program: Program,
-    op: Op,
-    buffers: dict[int, Value],
-    threshold: float,
-    forced: Masks,
-    unscaled: Collection[str],
-    done: Trace,
-) -> Tensor | None:
-    """The op's mask, bool (B, O); decided here, with the factors, if the op has a head."""
-    if op.gate is None:
-        return None
-    group = program.groups[op.gate.group]
-    if op.gate.head is None:
-        assert group.name in done.masks, f"{op.name} follows a mask that was not decided yet"
-    else:
-        assert group.name not in done.masks, f"{op.name} decides a second time"
-        head = op.gate.head
-        x = _read(buffers[op.src[0] if head.src is None else head.src]).data
-        logits = done.logits[group.name] = _logits(head, x).expand(-1, group.filters)
-        mask = logits > threshold if head.top is None else _largest(logits, head.top)
-        if group.name in forced:
-            mask = (forced[group.name] > 0.5).expand(mask.shape)
-        if head.scale:
-            done.factors[group.name] = torch.ones_like(logits) if group.name in unscaled else logits.clamp(min=0)
-        assert mask.shape == (len(x), group.filters)
-        done.masks[group.name] = mask
-    assert group.filters == program.buffers[op.dst][0]
-    return done.masks[group.name]
-
-
-def _logits(head: Head, x: Tensor) -> Tensor:
-    x = x.flatten(2)
-    pooled = {
-        "max": lambda: x.amax(2),
-        "avg": lambda: x.mean(2),
-        "abs": lambda: x.abs().mean(2),
-        "both": lambda: torch.cat([x.amax(2), x.mean(2)], 1),
-    }[head.pool]()
-    weight, bias = (None if w is None else w.to(x.dtype) for w in (head.weight, head.bias))
-    return F.linear(pooled.softmax(1) if head.softmax else pooled, weight, bias)
-
-
-def _largest(logits: Tensor, top: int) -> Tensor:
-    """One after the other, the first of the largest that are left; NaN counts as less than any number."""
-    mask = torch.zeros(logits.shape, dtype=torch.bool)
-    for image, row in enumerate(logits.tolist()):
-        order = sorted(range(len(row)), key=lambda o: (row[o] != row[o], 0 if row[o] != row[o] else -row[o], o))
-        mask[image, order[:top]] = True
-    return mask
+    quant: Quant | None = None
 
 
 # Ops: (op, sources as read, mask, shape of the destination) -> value
@@ -235,11 +87,11 @@ def _act(op: Conv | Affine | Activation | Add | Mul | Rescale, x: Tensor) -> Ten
             return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
 
 
-def _keeps_zero(op: Activation | Add | Mul) -> bool:
+def _keeps_zero(op: Conv | Affine | Activation | Add | Mul) -> bool:
     return op.act not in ("sigmoid", "hardsigmoid", "softplus")
 
 
-def _conv(
+def conv(
     op: Conv, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor | None = None
 ) -> Value:
     x = src[0].data
@@ -262,7 +114,7 @@ def _conv(
     return Value(_act(op, y), live)
 
 
-def _macs(op: Conv | Deconv, src: Value, mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
+def macs(op: Conv | Deconv | Conv8, src: Value, mask: Tensor | None, shape: tuple[int, int, int]) -> Tensor:
     """For each group of the conv: live inputs times filters that are on; times taps times output positions.
 
     A transposed conv takes its taps at the positions of its input.
@@ -270,7 +122,8 @@ def _macs(op: Conv | Deconv, src: Value, mask: Tensor | None, shape: tuple[int, 
     live_in, size = src.live, src.data.shape[2:] if isinstance(op, Deconv) else shape[1:]
     live_out = live_in.new_ones(len(live_in), shape[0]) if mask is None else mask
     ins, outs = (live.unflatten(1, (op.groups, -1)).sum(2) for live in (live_in, live_out))
-    return (ins * outs).sum(1) * prod(op.kernel) * prod(size)
+    pairs: Tensor = (ins * outs).sum(1)
+    return pairs * prod(op.kernel) * prod(size)
 
 
 def _affine(op: Affine, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
@@ -281,7 +134,7 @@ def _affine(op: Affine, src: list[Value], mask: Tensor | None, shape: tuple[int,
     return Value(_act(op, x.data * scale + shift), torch.ones_like(x.live) if op.lift else x.live)
 
 
-def _rescale(op: Rescale, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor) -> Value:
+def rescale(op: Rescale, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor) -> Value:
     (x,) = src
     y = x.data * factor[:, :, None, None] + op.shift.to(x.data.dtype)[:, None, None]
     return Value(_act(op, y), torch.ones_like(x.live))
@@ -349,17 +202,16 @@ def _pool(op: Pool, src: list[Value], mask: Tensor | None, shape: tuple[int, int
     (x,) = src
     if op.adaptive:
         assert (op.kernel, op.stride, op.dilation, op.padding) == ((1, 1), (1, 1), (1, 1), (0, 0, 0, 0))
-    y = x.data
+    y, counts = x.data, []
     for dim in (0, 1):
-        parts = []
-        for places, padded in _windows(op, dim, y.shape[2 + dim], shape[1 + dim]):
-            assert places, "a window must touch the map"
-            part = y.index_select(2 + dim, torch.tensor(places))
-            if op.op == "max":
-                parts.append(part.amax(2 + dim))
-            else:
-                parts.append(part.sum(2 + dim) / (padded if op.include_pad else len(places)))
-        y = torch.stack(parts, 2 + dim)
+        windows = _windows(op, dim, y.shape[2 + dim], shape[1 + dim])
+        assert all(places for places, _ in windows), "a window must touch the map"
+        parts = [y.index_select(2 + dim, torch.tensor(places)) for places, _ in windows]
+        y = torch.stack([part.amax(2 + dim) if op.op == "max" else part.sum(2 + dim) for part in parts], 2 + dim)
+        counts.append(torch.tensor([padded if op.include_pad else len(places) for places, padded in windows]))
+    if op.op == "avg":
+        y = y / (counts[0][:, None] * counts[1])
+        y = y if x.quant is None else dequantized(y, x.quant)
     return Value(y, x.live)
 
 
@@ -453,8 +305,29 @@ def _norm(op: Norm, src: list[Value], mask: Tensor | None, shape: tuple[int, int
     return Value(y * scale + shift, torch.ones_like(x.live))
 
 
-_OPS = {
-    Conv: _conv,
+def conv_in_int8(op: Conv8, src: list[Value], mask: Tensor | None, quant: Quant | None) -> Value:
+    x = src[0]
+    assert all(value.quant is not None for value in src), "a conv in int8 reads u8"
+    on = torch.ones(len(x.data), len(op.weight), dtype=torch.bool) if mask is None else mask
+    y = conv8(op, x.data, src[1].data if op.residual else None, on, quant)
+    return Value(y, on | src[1].live if op.residual else on)
+
+
+def to_u8(op: Quantize, src: list[Value], quant: Quant | None) -> Value:
+    (x,) = src
+    assert x.quant is None
+    assert quant is not None
+    return Value(quantized(x.data.float(), quant).to(x.data.dtype), x.live)
+
+
+def _dequantize(op: Dequantize, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int]) -> Value:
+    (x,) = src
+    assert x.quant is not None
+    return Value(dequantized(x.data, x.quant), x.live)
+
+
+OPS: dict[type[Op], Any] = {
+    Conv: conv,
     Affine: _affine,
     Activation: _activation,
     Add: _pointwise,
@@ -463,6 +336,7 @@ _OPS = {
     Move: _move,
     Pool: _pool,
     Flatten: _flatten,
+    Dequantize: _dequantize,
     Deconv: _deconv,
     Resample: _resample,
     Strided: _strided,
@@ -470,9 +344,3 @@ _OPS = {
     Softmax: _softmax,
     Norm: _norm,
 }
-
-
-def counts(program: Program) -> dict[str, int]:
-    """Kind -> how many ops of it there are."""
-    kinds = [kind_of(op) for op in program.ops]
-    return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}

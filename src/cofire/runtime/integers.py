@@ -1,0 +1,47 @@
+"""What int8 does to numbers, in plain torch, bit for bit.
+
+Quantised tensors hold q - zero, so that zero is zero, as whole numbers of a float type. Sums are exact in float32 while
+they stay below 2^24, else in float64; every step after them is rounded to float32.
+
+Shapes: B images, C channels, O filters.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cofire.runtime.program import Conv8, Quant
+
+
+def quantized(x: Tensor, quant: Quant) -> Tensor:
+    """q - zero for float32 numbers of any shape; NaN counts as 0."""
+    inverse = torch.ones(()) / quant.scale
+    return (x * inverse).nan_to_num(0.0).round().clamp(-quant.zero, 255 - quant.zero)
+
+
+def dequantized(q: Tensor, quant: Quant) -> Tensor:
+    """The numbers that q - zero stand for, rounded to float32, in the dtype of ``q``."""
+    return (q.float() * quant.scale).to(q.dtype)
+
+
+def conv8(op: Conv8, q_BCHW: Tensor, kept_BOHW: Tensor | None, mask_BO: Tensor, quant: Quant | None) -> Tensor:
+    """What a conv writes, (B, O, H, W): q - zero by ``quant``, or float32 numbers without one.
+
+    Args:
+        kept_BOHW: the residual, if there is one.
+        mask_BO: filters that are off give the residual, or zero.
+    """
+    largest_O = 255 * op.weight.abs().long().sum((1, 2, 3)) + op.bias.long().abs()
+    exact = torch.float32 if int(largest_O.max()) < 1 << 24 else torch.float64
+    top, left, bottom, right = op.padding
+    padded = F.pad(q_BCHW.to(exact), (left, right, top, bottom))
+    sums = F.conv2d(padded, op.weight.to(exact), op.bias.to(exact), op.stride, 0, op.dilation, op.groups)
+    y = sums.float() * op.multiplier[:, None, None]
+    y = y.masked_fill(~mask_BO[:, :, None, None], 0)
+    if kept_BOHW is not None:
+        y = y + kept_BOHW.float() * op.residual_multiplier
+    if quant is not None:
+        y = y.round().clamp(op.low - quant.zero, op.high - quant.zero)
+    return y.to(q_BCHW.dtype)

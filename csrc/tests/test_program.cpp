@@ -473,7 +473,7 @@ void test_maps() {
     REFUSED(with_op(net, "turn", "\"begin\":4", "\"begin\":3"), turn + "strides must stay inside the source");
     REFUSED(with_op(net, "turn", "\"begin\":4", "\"begin\":6"), turn + "strides must stay inside the source");
     REFUSED(with_op(net, "turn", "[45,-1,5]", "[45,-1]"), turn + "strides must be a list of 3");
-    REFUSED(with_op(net, "turn", "[2,5,9]", "[3,5,6]"), turn + "the first of sizes must make up the channels, 2");
+    REFUSED(with_op(net, "turn", "[2,5,9]", "[1,5,18]"), turn + "the first of sizes must make up the channels, 2");
     REFUSED(with_op(net, "turn", "[2,5,9]", "[2,5,8]"), turn + "sizes must be factors of the output's 90");
     REFUSED(with_op(net, "soft", "\"ways\":3", "\"ways\":4"), "ways must be a divisor of the channels, 6, got 4");
     REFUSED(with_op(net, "sum", "\"avg\"", "\"min\""), "op must be one of sum avg max, got \"min\"");

@@ -12,11 +12,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import zoo
+from laws.models import MODELS, Model
 from nets import randomise
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from cofire import FTWT, compile, cost, gate
+from cofire.errors import CompileError
 from cofire.runtime.engine import Limits
 
 SHAPE = (3, 32, 32)
@@ -262,3 +264,17 @@ def test_published_networks_compile(name: str) -> None:
         elif key.endswith("running_var"):
             tensor.uniform_(0.5, 1.5)
     check(model, (3, 64, 64))
+
+
+PATTERNS = [model for model in MODELS if model.name.startswith("own/")]
+HOLD_OPAQUE_MODULES = {"own/yolo": "'head'", "own/picky": "'body'"}  # torch.fx cannot look into these
+
+
+@pytest.mark.parametrize("model", PATTERNS, ids=lambda model: model.name)
+def test_patterns_compile_or_the_error_names_the_module(model: Model) -> None:
+    shape = (3, model.side, model.side)
+    if model.name in HOLD_OPAQUE_MODULES:
+        with pytest.raises(CompileError, match=HOLD_OPAQUE_MODULES[model.name]):
+            compile(model.build(), shape)
+    else:
+        check(model.build(), shape)

@@ -120,7 +120,7 @@ def program_of(layer: Layer, values: Values) -> Program:
         buffers += [] if layer.residual == "in place" else [(filters, *layer.out)]
     weight = values(filters, channels // layer.groups, *layer.kernel, scale=scale)
     own = {**window, "groups": layer.groups, "act": layer.act, "residual": has_residual}
-    own["slope"] = 0.25 if layer.act == "leaky" else 0.0
+    own["slope"] = {"leaky": 0.25, "elu": 0.5, "hardtanh": 1.5}.get(layer.act, 0.0)
     ops.append(conv(2, src, dst, weight, values(filters), values(filters, channels), names.index("out"), **own))
     head = values(3, filters)
     ops.append(conv(3, (dst,), 3, values(3, filters, 1, 1), values(3), head, names.index("next")))

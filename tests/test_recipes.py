@@ -431,7 +431,8 @@ def test_a_threshold_needs_gates(tmp_path: Path) -> None:
 def test_a_recipe_can_prune_and_its_figures_count_from_the_whole_network(
     method: str, gated: bool, tmp_path: Path
 ) -> None:
-    table = tiny(prune={"type": method, "macs": 0.6}, **({} if gated else {"gate": None}))
+    pruning = {"type": method, "macs": 0.6}
+    table = tiny(prune=pruning | {"soft": False}) if gated else tiny(prune=pruning, gate=None)
     experiment = parse_experiment(table)
     assert parse_experiment(json.loads(json.dumps(as_table(experiment)))) == experiment
     result = train_experiment(experiment, tmp_path / "run")

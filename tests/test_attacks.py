@@ -94,7 +94,7 @@ def test_a_program_with_a_threshold_that_is_no_number_is_not_written() -> None:
     from dataclasses import replace
 
     program = from_bytes(hostile.odd_files()["plain"])
-    with pytest.raises(ConfigError, match="threshold and slopes must be finite numbers"):
+    with pytest.raises(ConfigError, match="threshold, slopes and numbers of the card must be finite"):
         to_bytes(replace(program, threshold=float("nan")))
 
 

@@ -350,10 +350,13 @@ def test_pooling_keeps_what_is_not_a_number(kind: str, how: str) -> None:
     assert torch.allclose(engine(x), wanted, atol=1e-6, equal_nan=True)
 
 
+SLOPED = ("leaky", "elu", "hardtanh")
+
+
 @pytest.mark.parametrize("act", get_args(Act))
 def test_activations_of_numbers_at_the_end_of_the_scale(act: Act) -> None:
     """Infinite, huge, tiny and not a number; tiny ones may count as zero."""
-    op = Activation(name="act", src=(0,), dst=1, gate=None, act=act, slope=0.5 if act == "leaky" else 0.0)
+    op = Activation(name="act", src=(0,), dst=1, gate=None, act=act, slope=0.5 if act in SLOPED else 0.0)
     shape = (1, 3, 11)
     program = Program(
         input=0, output=1, output_shape=shape, buffers=(shape, shape), groups=(), threshold=0.0, ops=(op,)
@@ -361,6 +364,9 @@ def test_activations_of_numbers_at_the_end_of_the_scale(act: Act) -> None:
     functions: dict[Act, Callable[[Tensor], Tensor]] = {
         "none": lambda x: x, "relu": F.relu, "relu6": F.relu6, "leaky": lambda x: F.leaky_relu(x, 0.5), "silu": F.silu,
         "hardswish": F.hardswish, "sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid,
+        "gelu": lambda x: F.gelu(x.double()).float(),  # in float32 PyTorch makes NaN of infinity
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "elu": lambda x: F.elu(x, 0.5), "tanh": torch.tanh,
+        "hardtanh": lambda x: F.hardtanh(x, -0.5, 0.5), "mish": F.mish, "softplus": F.softplus,
     }  # fmt: skip
     inf = float("inf")
     ends = [NAN, inf, -inf, 3e38, -3e38, 1e30, -1e30, 100.0, -100.0, 88.8, -88.8, 6.0, 3.0, -3.0, 1e-39, -0.0, 0.0]

@@ -15,8 +15,8 @@ import torch
 from ray.cluster_utils import Cluster
 
 from cofire import ConfigError, Recipe, compare, create_backbone, data, fit, save
-from cofire.files.tensors import read_tensors
 from cofire.files.lock import alone_in
+from cofire.files.tensors import read_tensors
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 

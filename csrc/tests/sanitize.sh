@@ -25,9 +25,11 @@ run() { # program and its arguments
 }
 
 mkdir -p build
-build asan address,undefined test_cpu test_program test_conv8 test_capi test_engine fuzz_program
+build asan address,undefined test_cpu test_json test_program test_ops test_conv8 test_capi test_engine fuzz_program
 run build/asan/csrc/tests/test_cpu
+run build/asan/csrc/tests/test_json
 run build/asan/csrc/tests/test_program
+run build/asan/csrc/tests/test_ops
 run build/asan/csrc/tests/test_conv8 40 0.1
 run build/asan/csrc/tests/test_capi
 run build/asan/csrc/tests/test_engine

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "floats.h"
-#include "kernels/leaf.h"
+#include "kernels/kernels.h"
 #include "program.h"
 #include "team.h"
 
@@ -76,7 +76,7 @@ class AbstractConv {
 struct ConvAlgorithm {
     const char* name;
     bool (*fits)(const Op& op, Shape x, Shape y);
-    std::unique_ptr<AbstractConv> (*make)(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+    std::unique_ptr<AbstractConv> (*make)(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
 };
 
 // All there are, likely best first. The last, "ref", fits every conv and defines what the others must give.
@@ -85,7 +85,7 @@ const std::vector<ConvAlgorithm>& conv_algorithms();
 // The names of those that fit an op.
 std::vector<std::string> fitting_algorithms(const Op& op, Shape x, Shape y);
 
-std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y,
-                                        Shelf& shelf);
+std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x,
+                                        Shape y, Shelf& shelf);
 
 }  // namespace cofire

@@ -48,7 +48,7 @@ double Prepared::bytes() const {
 int64_t Prepared::op_room(const Op& op) const {
     const Shape& in = program.buffers[op.src[0]];
     if (op.kind == Kind::resample) return up(in.w, kLine) + kSlack;
-    if (op.kind == Kind::deconv) return leaf.rows * (up(in.area(), kLine) + kSlack) + 2 * up(in.c, kLine);
+    if (op.kind == Kind::deconv) return kernels.rows * (up(in.area(), kLine) + kSlack) + 2 * up(in.c, kLine);
     if (op.kind != Kind::pool) return 0;
     const int64_t length = int64_t(program.buffers[op.dst].w) * op.stride.w + int64_t(op.kernel.w) * op.dilation.w;
     return 2 * (up(length + program.buffers[op.src[0]].w, kLine) + kSlack);

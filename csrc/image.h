@@ -18,12 +18,12 @@ namespace cofire {
 struct Prepared {
     Program program;
     Plan plan;
-    const Leaf& leaf;
+    const Kernels& kernels;
     Shelf shelf;                                         // weights of the convs
     std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
     std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
 
-    Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
+    Prepared(Program given, const Kernels& set) : program(std::move(given)), plan(program), kernels(set) {}
     int64_t room(int threads) const;
     double bytes() const;                 // of one image on one thread, with the convs that are there
     int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv

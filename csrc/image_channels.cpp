@@ -14,7 +14,7 @@ void Image::affine(const Op& op, int c) {
     const float *x = plane(op.src[0], c), scale = op.kind == Kind::affine ? op.weight[c] : 1;
     float* y = plane(op.dst, c);
     for (int i = 0; i < n; ++i) y[i] = live ? x[i] * scale : 0;
-    prepared_.leaf.finish(y, n, 1, op.kind == Kind::affine ? op.bias[c] : 0, nullptr, op.act, op.slope, y, nullptr);
+    prepared_.kernels.finish(y, n, 1, op.kind == Kind::affine ? op.bias[c] : 0, nullptr, op.act, op.slope, y, nullptr);
 }
 
 void Image::rescale(const Op& op, int c) {
@@ -22,7 +22,7 @@ void Image::rescale(const Op& op, int c) {
     float* y = plane(op.dst, c);
     const float* x = live_[op.src[0]].on[c] ? plane(op.src[0], c) : y;
     if (x == y) std::fill_n(y, n, 0.0f);
-    prepared_.leaf.finish(x, n, factors_[op.group][c], op.shift[c], nullptr, op.act, op.slope, y, nullptr);
+    prepared_.kernels.finish(x, n, factors_[op.group][c], op.shift[c], nullptr, op.act, op.slope, y, nullptr);
 }
 
 void Image::combine(const Op& op, int c) {
@@ -35,7 +35,7 @@ void Image::combine(const Op& op, int c) {
         for (int i = 0; i < n; ++i) y[i] = left && right ? a[i] * b[one ? 0 : i] : 0;
     else
         for (int i = 0; i < n; ++i) y[i] = (left ? a[i] : 0) + (right ? b[one ? 0 : i] : 0);
-    prepared_.leaf.finish(y, n, 1, 0, nullptr, op.act, op.slope, y, nullptr);
+    prepared_.kernels.finish(y, n, 1, 0, nullptr, op.act, op.slope, y, nullptr);
 }
 
 template <class T>
@@ -72,7 +72,8 @@ void Image::pool(const Op& op, int c, float* line) {
         out.area() == 1 && op.padding.top + op.padding.left + op.padding.bottom + op.padding.right == 0 &&
         (op.adaptive || (op.kernel.h == in.h && op.kernel.w == in.w && op.dilation.h * op.dilation.w == 1));
     if (global) {
-        *y = op.maximum ? prepared_.leaf.largest(x, in.area()) : prepared_.leaf.sum(x, in.area()) / float(in.area());
+        *y = op.maximum ? prepared_.kernels.largest(x, in.area())
+                        : prepared_.kernels.sum(x, in.area()) / float(in.area());
         return;
     }
     if (op.maximum && !op.adaptive) return max_pool(op, x, y, line);
@@ -92,7 +93,7 @@ void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
     const int padding = std::max({op.padding.top, op.padding.left, op.padding.bottom, op.padding.right});
     if (op.stride.h == 2 && op.stride.w == 2 && op.dilation.h * op.dilation.w == 1 && op.kernel.h == op.kernel.w &&
         (op.kernel.h == 2 ? padding == 0 : op.kernel.h == 3 && padding <= 1))
-        return prepared_.leaf.max_pool(x, in, op.kernel.h, op.padding.top, op.padding.left, out, y);
+        return prepared_.kernels.max_pool(x, in, op.kernel.h, op.padding.top, op.padding.left, out, y);
     const int reach = (op.kernel.w - 1) * op.dilation.w, length = (out.w - 1) * op.stride.w + 1;
     float* wide = line + up(length, kLine) + kSlack;  // columns -padding.left to the last that a window reads
     for (int oy = 0; oy < out.h; ++oy, y += out.w) {
@@ -100,11 +101,11 @@ void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
         const int inside = std::min(in.w, length + reach - op.padding.left);
         for (int ky = 0; ky < op.kernel.h; ++ky) {
             const int iy = oy * op.stride.h + ky * op.dilation.h - op.padding.top;
-            if (iy >= 0 && iy < in.h) prepared_.leaf.maximum(x + int64_t(iy) * in.w, inside, wide + op.padding.left);
+            if (iy >= 0 && iy < in.h) prepared_.kernels.maximum(x + int64_t(iy) * in.w, inside, wide + op.padding.left);
         }
         std::copy_n(wide, length, line);
-        for (int kx = 1; kx < op.kernel.w; ++kx) prepared_.leaf.maximum(wide + kx * op.dilation.w, length, line);
-        prepared_.leaf.take(line, op.stride.w, out.w, y);
+        for (int kx = 1; kx < op.kernel.w; ++kx) prepared_.kernels.maximum(wide + kx * op.dilation.w, length, line);
+        prepared_.kernels.take(line, op.stride.w, out.w, y);
     }
 }
 

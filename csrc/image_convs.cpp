@@ -106,8 +106,8 @@ void Image::keep_residual(int number, const Member& member) {
         float* peak = prepared_.plan.peaked[op.dst] ? peaks(op.dst, 0) + c : nullptr;
         if (peak) *peak = -INFINITY;
         float* y = plane(op.dst, c);
-        prepared_.leaf.finish(plane(op.src[1], c), shape(op.dst).area(), 1, 0, nullptr, op.act, op.slope, y, peak);
-        if (prepared_.plan.summed[op.dst]) sums(op.dst)[c] = prepared_.leaf.sum(y, shape(op.dst).area());
+        prepared_.kernels.finish(plane(op.src[1], c), shape(op.dst).area(), 1, 0, nullptr, op.act, op.slope, y, peak);
+        if (prepared_.plan.summed[op.dst]) sums(op.dst)[c] = prepared_.kernels.sum(y, shape(op.dst).area());
     }
     member.meet();
 }

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels.h"
 #include "lanes.h"
-#include "leaf.h"
 
 namespace cofire {
 namespace COFIRE_ISA {

@@ -7,8 +7,8 @@
 #include <immintrin.h>
 #endif
 
+#include "kernels8.h"
 #include "lanes.h"
-#include "leaf8.h"
 
 namespace cofire {
 namespace COFIRE_ISA {

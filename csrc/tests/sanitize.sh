@@ -13,7 +13,7 @@ build() { # directory, sanitizers, targets; lightly optimised, for compiling tak
     directory=build/$1 sanitizers=$2
     shift 2
     cmake -S . -B "$directory" -G Ninja -DCOFIRE_PYTHON=OFF -DCOFIRE_TESTS=ON -DCMAKE_BUILD_TYPE=Sanitize \
-        -DCOFIRE_LEAF_OPTIMISATION=-O1 \
+        -DCOFIRE_KERNEL_OPTIMISATION=-O1 \
         -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=$sanitizers -fno-sanitize-recover=all -fno-omit-frame-pointer" \
         > "$directory.log"
     cmake --build "$directory" --target "$@" >> "$directory.log" || { cat "$directory.log"; exit 1; }

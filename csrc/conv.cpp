@@ -97,7 +97,7 @@ class Reference final : public AbstractConv {
     const Shape x_, y_;
 };
 
-std::unique_ptr<AbstractConv> make_reference(const Kernels&, const Op& op, Shape x, Shape y, Shelf&) {
+std::unique_ptr<AbstractConv> make_reference(const Kernels&, const Op& op, Shape x, Shape y, Arena&) {
     return std::make_unique<Reference>(op, x, y);
 }
 
@@ -154,9 +154,9 @@ std::vector<std::string> fitting_algorithms(const Op& op, Shape x, Shape y) {
 }
 
 std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x,
-                                        Shape y, Shelf& shelf) {
+                                        Shape y, Arena& arena) {
     for (const ConvAlgorithm& row : conv_algorithms())
-        if (algorithm == row.name && row.fits(op, x, y)) return row.make(kernels, op, x, y, shelf);
+        if (algorithm == row.name && row.fits(op, x, y)) return row.make(kernels, op, x, y, arena);
     throw std::runtime_error("conv '" + op.name + "' cannot run with algorithm '" + algorithm + "'");
 }
 

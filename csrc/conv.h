@@ -71,12 +71,12 @@ class AbstractConv {
     virtual int64_t run(const ConvCall& call, const Member& member) const = 0;
 };
 
-// A way to run convs. `make` prepares one, with its weights on the shelf if it lays them out anew; the op and the shelf
+// A way to run convs. `make` prepares one, with its weights in the arena if it lays them out anew; the op and the arena
 // must outlive it.
 struct ConvAlgorithm {
     const char* name;
     bool (*fits)(const Op& op, Shape x, Shape y);
-    std::unique_ptr<AbstractConv> (*make)(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
+    std::unique_ptr<AbstractConv> (*make)(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 };
 
 // All there are, likely best first. The last, "ref", fits every conv and defines what the others must give.
@@ -86,6 +86,6 @@ const std::vector<ConvAlgorithm>& conv_algorithms();
 std::vector<std::string> fitting_algorithms(const Op& op, Shape x, Shape y);
 
 std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x,
-                                        Shape y, Shelf& shelf);
+                                        Shape y, Arena& arena);
 
 }  // namespace cofire

@@ -11,12 +11,12 @@
 
 namespace cofire {
 
-std::unique_ptr<AbstractConv> make_winograd2(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_winograd4(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_winograd2(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_winograd4(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 
 constexpr int kFewPixels = 4;  // the largest map that make_dot takes
 

@@ -73,7 +73,7 @@ class Depthwise final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf&) {
+std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena&) {
     return std::make_unique<Depthwise>(kernels, op, x, y);
 }
 

@@ -63,7 +63,7 @@ class Dot final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf&) {
+std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena&) {
     return std::make_unique<Dot>(kernels, op, x, y);
 }
 

@@ -9,12 +9,12 @@ namespace {
 // The weights of each filter in a row, rows a little apart.
 class WeightRows {
    public:
-    WeightRows(const Op& op, Shape x, Shape y, Shelf& shelf)
+    WeightRows(const Op& op, Shape x, Shape y, Arena& arena)
         : inputs_(x.c / op.groups),
           length_(inputs_ * op.kernel.h * op.kernel.w),
           pitch_(odd_lines(length_)),
           size_(y.c * pitch_ + kSlack),
-          weights_(shelf.take(size_)) {
+          weights_(arena.take(size_)) {
         for (int o = 0; o < y.c; ++o) std::copy_n(op.weight + int64_t(o) * length_, length_, weights_ + o * pitch_);
     }
 
@@ -45,14 +45,14 @@ constexpr int kFewestColumns = 96, kMostColumns = 512;
 // and a place in the cache of its own.
 class Gemm final : public AbstractConv {
    public:
-    Gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf)
+    Gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena)
         : kernels_(kernels),
           op_(op),
           x_(x),
           y_(y),
           phases_(op, x, y),
           taps_(op.kernel.h * op.kernel.w),
-          weights_(op, x, y, shelf),
+          weights_(op, x, y, arena),
           splits_(!lies_as_output(op, x, y)),
           plane_size_(odd_lines(phases_.size())) {
         const bool gapless = !splits_ || y.h == 1 || phases_.pitch() == y.w;
@@ -216,7 +216,7 @@ class Gemm final : public AbstractConv {
 // The few columns that are left over are dot products along the weights, as in Dot.
 class Im2col final : public AbstractConv {
    public:
-    Im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf)
+    Im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena)
         : kernels_(kernels),
           op_(op),
           x_(x),
@@ -225,7 +225,7 @@ class Im2col final : public AbstractConv {
           taps_(op.kernel.h * op.kernel.w),
           plain_(lies_as_output(op, x, y)),
           pixels_(plain_ || y.w >= kNarrow ? std::vector<int>() : pixels_of(op, x, y)),
-          weights_(op, x, y, shelf),
+          weights_(op, x, y, arena),
           width_(kernels.vectors * kernels.lanes),
           over_(y.area() % kernels.lanes <= 4 && y.area() > kernels.lanes ? y.area() % kernels.lanes : 0),
           panels_((y.area() - over_ + width_ - 1) / width_) {}
@@ -331,11 +331,11 @@ class Im2col final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return std::make_unique<Gemm>(kernels, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return std::make_unique<Gemm>(kernels, op, x, y, arena);
 }
-std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return std::make_unique<Im2col>(kernels, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return std::make_unique<Im2col>(kernels, op, x, y, arena);
 }
 
 }  // namespace cofire

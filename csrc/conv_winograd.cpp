@@ -54,7 +54,7 @@ std::vector<Taps> taps_by_phase(int kernel, int stride, int padding) {
 
 class Winograd final : public AbstractConv {
    public:
-    Winograd(Toom toom, const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf)
+    Winograd(Toom toom, const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena)
         : toom_(toom),
           positions_(toom.a() * toom.a()),
           kernels_(kernels),
@@ -67,7 +67,7 @@ class Winograd final : public AbstractConv {
             for (const Taps& columns : taps_by_phase(op.kernel.w, op.stride.w, op.padding.left))
                 phases_.push_back({rows, columns});
         ldw_ = odd_lines(int64_t(phases_.size()) * x.c);
-        weights_ = shelf.take(weights_size());
+        weights_ = arena.take(weights_size());
         const auto g = weight_matrix(toom);
         for (int o = 0; o < y.c; ++o)
             for (int phase = 0; phase < int(phases_.size()); ++phase)
@@ -290,17 +290,17 @@ class Winograd final : public AbstractConv {
 };
 
 std::unique_ptr<AbstractConv> make_winograd(int m, const Kernels& kernels, const Op& op, Shape x, Shape y,
-                                            Shelf& shelf) {
-    return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, kernels, op, x, y, shelf);
+                                            Arena& arena) {
+    return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, kernels, op, x, y, arena);
 }
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_winograd2(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return make_winograd(2, kernels, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_winograd2(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return make_winograd(2, kernels, op, x, y, arena);
 }
-std::unique_ptr<AbstractConv> make_winograd4(const Kernels& kernels, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return make_winograd(4, kernels, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_winograd4(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return make_winograd(4, kernels, op, x, y, arena);
 }
 
 }  // namespace cofire

@@ -107,7 +107,7 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
         prepared.convs8.push_back(nullptr);
         const Shape x = prepared.program.buffers[ops[i].src[0]], y = prepared.program.buffers[ops[i].dst];
         const std::string& algorithm = state_->algorithms[i];
-        if (ops[i].kind == Kind::conv) prepared.convs[i] = make_conv(algorithm, *kernels, ops[i], x, y, prepared.shelf);
+        if (ops[i].kind == Kind::conv) prepared.convs[i] = make_conv(algorithm, *kernels, ops[i], x, y, prepared.arena);
         if (ops[i].kind == Kind::conv8)
             prepared.convs8[i] = make_conv8(algorithm, kernels8, ops[i], quantized_of(prepared.program, ops[i]), x, y);
     }

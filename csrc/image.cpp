@@ -36,7 +36,7 @@ int64_t Prepared::room(int threads) const {
 }
 
 double Prepared::bytes() const {
-    double floats = double(plan.arena) + double(room(1)) + 5.0 * widest(program), lists = 0;
+    double floats = double(plan.floats) + double(room(1)) + 5.0 * widest(program), lists = 0;
     for (size_t b = 0; b < program.buffers.size(); ++b) {
         lists += program.buffers[b].c;
         floats += plan.peaked[b] ? program.buffers[b].c : 0;
@@ -71,12 +71,12 @@ void Channels::list_on() {
 Image::Image(const Prepared& prepared, int threads)
     : prepared_(prepared),
       wide_(up(2 * widest(prepared.program), kLine) + kSlack),
-      arena_(shelf_.take(prepared.plan.arena + kSlack)),
-      room_(shelf_.take(prepared.room(threads))),
-      pooled_(shelf_.take(wide_)),
-      softmax_(shelf_.take(threads * wide_)),
-      logits_(shelf_.take(wide_)),
-      biases_(shelf_.take(threads * wide_)),
+      buffers_(arena_.take(prepared.plan.floats + kSlack)),
+      room_(arena_.take(prepared.room(threads))),
+      pooled_(arena_.take(wide_)),
+      softmax_(arena_.take(threads * wide_)),
+      logits_(arena_.take(wide_)),
+      biases_(arena_.take(threads * wide_)),
       macs_(2 * threads * kLine) {
     const Program& program = prepared.program;
     const int most = widest(program);

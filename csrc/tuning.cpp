@@ -113,12 +113,12 @@ Trial trial_of(const Op& op, Shape x, Shape y, const std::vector<float>& flood) 
 
 // The algorithms that compete: the reference, the last of all, only defines. Some want much memory for a large map.
 std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Kernels& kernels, const Limits& limits,
-                                       Shelf& shelf) {
+                                       Arena& arena) {
     std::vector<std::string> names = fitting_algorithms(op, x, y);
     names.pop_back();
     std::vector<Competitor> found;
     for (const std::string& name : names) {
-        auto conv = make_conv(name, kernels, op, x, y, shelf);
+        auto conv = make_conv(name, kernels, op, x, y, arena);
         const double bytes = 4 * double(conv->room(1) + x.size() + y.size());
         if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory))
             found.push_back({name, std::move(conv)});
@@ -154,8 +154,8 @@ double inexactness(const std::string& algorithm, const Kernels& kernels, const O
     const Shape to{y.c, std::min(y.h, kSample), std::min(y.w, kSample)};
     const Shape from{x.c, reach(to.h, op.stride.h, op.kernel.h, op.dilation.h),
                      reach(to.w, op.stride.w, op.kernel.w, op.dilation.w)};
-    Shelf shelf;
-    const auto conv = make_conv(algorithm, kernels, sums, from, to, shelf);
+    Arena arena;
+    const auto conv = make_conv(algorithm, kernels, sums, from, to, arena);
     const std::vector<float> nothing;
     Trial trial{sums,   from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
                 nothing};
@@ -207,8 +207,8 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
         }
         std::vector<std::string>& names = known[shape_key(op, x, y)];
         if (names.empty()) {
-            Shelf shelf;
-            const std::vector<Competitor> competitors = competitors_of(op, x, y, kernels, limits, shelf);
+            Arena arena;
+            const std::vector<Competitor> competitors = competitors_of(op, x, y, kernels, limits, arena);
             for (const Competitor& competitor : competitors) names.push_back(competitor.name);
             if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
                 const std::string best = trial_of(op, x, y, flood).fastest(competitors, deadline);

@@ -90,7 +90,7 @@ class Trial {
         Quantized quantized{};
         quantized.weight = weight8_.data(), quantized.bias = bias8_.data(), quantized.multiplier = multiplier_.data();
         for (const std::string& name : fitting_algorithms(op_, x_, y_))
-            if (name != "ref") convs_.push_back({name, make_conv(name, kernels, op_, x_, y_, shelf_)});
+            if (name != "ref") convs_.push_back({name, make_conv(name, kernels, op_, x_, y_, arena_)});
         for (const ConvAlgorithm8& algorithm : conv8_algorithms())
             if (algorithm.fits(op_, x_, y_) && algorithm.name != std::string("ref"))
                 convs8_.push_back({algorithm.name, algorithm.make(kernels8, op_, quantized, x_, y_)});
@@ -157,7 +157,7 @@ class Trial {
     std::vector<uint8_t> input8_, output8_;
     std::vector<float> peak_;
     std::vector<uint8_t> peak8_;
-    Shelf shelf_;
+    Arena arena_;
     std::vector<Named<AbstractConv>> convs_;
     std::vector<Named<AbstractConv8>> convs8_;
 };

@@ -18,7 +18,6 @@ from cofire.bench import PEERS, bench_program, random_plan
 from cofire.bench import command as bench_command
 from cofire.bench.ours import NAME, compile_engine, load_program
 from cofire.errors import ConfigError, DataError
-from cofire.runtime import native_features
 
 
 def call(*args: str) -> Any:
@@ -92,7 +91,6 @@ def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert "images must have shape (1, 8, 8), that of the model, got (3, 32, 32)" in str(done.exception)
 
 
-@pytest.mark.skipif(native_features() is None, reason="the native engine was not built")
 def test_our_own_engine_passes_the_check(tmp_path: Path) -> None:
     plan = random_plan("resnet8_digits", macs=[0.5])
     result = small_bench(plan, compile=compile_engine)

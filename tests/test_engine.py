@@ -18,8 +18,6 @@ from cofire import FTWT, ConfigError, GatedModel, cost, trace, zoo
 from cofire.runtime.engine import Engine, compile
 from cofire.runtime.program import Shape
 
-pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
-
 DIGITS = (1, 8, 8)
 CLOSE = 1e-4  # of the logits' spread
 

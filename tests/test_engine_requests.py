@@ -27,8 +27,6 @@ from cofire.runtime.engine import Engine, compile
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import Act, Activation, Pool, Program
 
-pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
-
 NAN = float("nan")
 
 

@@ -101,7 +101,7 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
             state_->algorithms.push_back(op.kind == Kind::conv || op.kind == Kind::conv8 ? "ref" : "-");
     else
         state_->algorithms =
-            tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, tuning);
+            tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, *leaf, tuning);
     for (size_t i = 0; i < ops.size(); ++i) {
         prepared.convs.push_back(nullptr);
         prepared.convs8.push_back(nullptr);

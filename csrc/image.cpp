@@ -75,6 +75,7 @@ void Channels::list_on() {
 Image::Image(const Prepared& prepared, int threads)
     : prepared_(prepared),
       wide_(up(2 * widest(prepared.program), kLine) + kSlack),
+      shelf_(prepared.plan.arena + prepared.room(threads) + (4 + 2 * threads) * wide_),
       arena_(shelf_.take(prepared.plan.arena + kSlack)),
       room_(shelf_.take(prepared.room(threads))),
       pooled_(shelf_.take(wide_)),

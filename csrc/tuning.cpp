@@ -141,6 +141,11 @@ std::string shape_key(const Op& op, Shape x, Shape y) {
     return key.str();
 }
 
+// Whether an algorithm may be chosen for a conv with these weights. All but Winograd's add up the products themselves.
+bool is_exact(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
+    return algorithm.rfind("wino", 0) != 0 || inexactness(algorithm, leaf, op, x, y) <= kMostInexact;
+}
+
 }  // namespace
 
 double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
@@ -154,7 +159,7 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
     const Shape to{y.c, std::min(y.h, kSample), std::min(y.w, kSample)};
     const Shape from{x.c, reach(to.h, op.stride.h, op.kernel.h, op.dilation.h),
                      reach(to.w, op.stride.w, op.kernel.w, op.dilation.w)};
-    Shelf shelf;
+    Shelf shelf(0);
     const auto conv = make_conv(algorithm, leaf, sums, from, to, shelf);
     const std::vector<float> nothing;
     Trial trial{sums,   from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
@@ -207,7 +212,7 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
         }
         std::vector<std::string>& names = known[shape_key(op, x, y)];
         if (names.empty()) {
-            Shelf shelf;
+            Shelf shelf = seconds > 0 ? Shelf() : Shelf(0);
             const std::vector<Competitor> competitors = competitors_of(op, x, y, leaf, limits, shelf);
             for (const Competitor& competitor : competitors) names.push_back(competitor.name);
             if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
@@ -216,15 +221,14 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
                                       [&](const std::string& name) { return name == best; });
             }
         }
-        const auto exact = [&](const std::string& name) {
-            return name.rfind("wino", 0) != 0 || inexactness(name, leaf, op, x, y) <= kMostInexact;
-        };
-        words.push_back(*std::find_if(names.begin(), names.end(), exact));
+        words.push_back(*std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+            return is_exact(name, leaf, op, x, y);
+        }));
     }
     return words;
 }
 
-std::vector<std::string> parse_tuning(const Program& program, const std::string& text) {
+std::vector<std::string> parse_tuning(const Program& program, const Leaf& leaf, const std::string& text) {
     std::istringstream stream(text);
     std::vector<std::string> words;
     for (std::string word; stream >> word;) words.push_back(word);
@@ -240,6 +244,9 @@ std::vector<std::string> parse_tuning(const Program& program, const std::string&
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");
+        if (op.kind == Kind::conv && !is_exact(words[i], leaf, op, x, y))
+            throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
+                                     "', which is too inexact with its weights; delete the tuning file");
     }
     return words;
 }

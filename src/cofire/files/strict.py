@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, Literal, TypeVar, Union
 
 from cofire.errors import ConfigError, unknown
@@ -22,7 +23,7 @@ def structure(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for key in table:
         if key not in fields:
             raise unknown(f"key in {where}:", key, fields)
@@ -48,7 +49,7 @@ def unstructure(value: Any) -> Any:
 
 def check(instance: Any) -> None:
     """Raise unless every field of a dataclass holds a value of its type: ``Recipe.epochs must be of type int``."""
-    hints = typing.get_type_hints(type(instance))
+    hints = _hints(type(instance))
     for field in dataclasses.fields(instance):
         _value(hints[field.name], getattr(instance, field.name), f"{type(instance).__name__}.{field.name}")
 
@@ -101,10 +102,16 @@ def _toml_value(text: str) -> Any:
         return text
 
 
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """Kept, for a program has many ops of the same kind, and every annotation is compiled."""
+    return typing.get_type_hints(cls)
+
+
 def _value(hint: Any, value: Any, where: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or type(value) is hint:
         return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None

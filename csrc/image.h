@@ -25,7 +25,8 @@ struct Prepared {
     std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
     std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
 
-    Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set), shelf(kLaidOut * program.weights.size()) {}
+    Prepared(Program given, const Leaf& set)
+        : program(std::move(given)), plan(program), leaf(set), shelf(kLaidOut * program.weights.size()) {}
     int64_t room(int threads) const;
     double bytes() const;                 // of one image on one thread, with the convs that are there
     int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv

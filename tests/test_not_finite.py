@@ -81,10 +81,15 @@ def test_a_head_that_sees_a_nan_switches_all_off(level: str, threads: int) -> No
         assert not run(content, level, algorithm, x, threads)[1].any(), algorithm
 
 
-def test_winograd_is_not_chosen_where_it_is_inexact() -> None:
+def test_winograd_is_neither_chosen_nor_taken_from_a_file_where_it_is_inexact() -> None:
     """Weights so large that their transforms overflow, or so small that they vanish."""
     for size, winograd in ((1.0, True), (1e37, False), (1e-37, False)):
         tensors = {"c.w": np.random.default_rng(0).uniform(0.5, 1, size=(8, 8, 3, 3)) * size, "c.b": np.zeros(8)}
         shapes = [[8, 32, 32]] * 2
         content = hostile.file(shapes, [hostile.conv("c", 0, 1, (3, 3), padding=[1] * 4)], tensors)
         assert _native.Engine(content, tuning_seconds=0.0).tuning.startswith("wino") == winograd, size
+        if winograd:
+            assert _native.Engine(content, tuning="wino4").tuning == "wino4"
+        else:  # a tuning file has no more to say than the tuner
+            with pytest.raises(RuntimeError, match="'c' cannot be 'wino4', which is too inexact with its weights"):
+                _native.Engine(content, tuning="wino4")

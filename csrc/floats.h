@@ -46,13 +46,13 @@ class Floats {
     int64_t size_ = 0;
 };
 
-// An arena, or bump allocator: many arrays side by side, so that small ones lie on huge pages too: a network of small
-// convs would need thousands of others, whose addresses no CPU remembers from one image to the next. They live as long
-// as the shelf. Where `about` as much is asked for as a small program needs, no huge page is cleared for it.
-class Shelf {
+// Also known as a bump allocator: many arrays side by side, so that small ones lie on huge pages too: a network of
+// small convs would need thousands of others, whose addresses no CPU remembers from one image to the next. They live as
+// long as the arena. Where `about` as much is asked for as a small program needs, no huge page is cleared for it.
+class Arena {
    public:
-    Shelf() = default;
-    explicit Shelf(int64_t about) : chunk_(whole(std::max<int64_t>(1, std::min(about, kChunk)), 16)) {}
+    Arena() = default;
+    explicit Arena(int64_t about) : chunk_(whole(std::max<int64_t>(1, std::min(about, kChunk)), 16)) {}
 
     float* take(int64_t size) {
         size = whole(size, 16);

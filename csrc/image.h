@@ -20,13 +20,13 @@ constexpr int kLaidOut = 8;  // floats that a weight may well become where convs
 struct Prepared {
     Program program;
     Plan plan;
-    const Leaf& leaf;
-    Shelf shelf;                                         // weights of the convs
+    const Kernels& kernels;
+    Arena arena;                                         // weights of the convs
     std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
     std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
 
-    Prepared(Program given, const Leaf& set)
-        : program(std::move(given)), plan(program), leaf(set), shelf(kLaidOut * program.weights.size()) {}
+    Prepared(Program given, const Kernels& set)
+        : program(std::move(given)), plan(program), kernels(set), arena(kLaidOut * program.weights.size()) {}
     int64_t room(int threads) const;
     double bytes() const;                 // of one image on one thread, with the convs that are there
     int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv
@@ -98,7 +98,7 @@ class Image {
 
     template <class T>
     T* plane_of(int buffer, int c) {
-        return reinterpret_cast<T*>(arena_ + prepared_.plan.offsets[buffer]) + int64_t(c) * shape(buffer).area();
+        return reinterpret_cast<T*>(buffers_ + prepared_.plan.offsets[buffer]) + int64_t(c) * shape(buffer).area();
     }
     float* plane(int buffer, int c) { return plane_of<float>(buffer, c); }
     uint8_t* plane8(int buffer, int c) { return plane_of<uint8_t>(buffer, c); }
@@ -112,8 +112,8 @@ class Image {
 
     const Prepared& prepared_;
     const int64_t wide_;  // floats for two numbers per channel
-    Shelf shelf_;
-    float *const arena_, *const room_, *const pooled_, *const softmax_, *const logits_, *const biases_;
+    Arena arena_;
+    float *const buffers_, *const room_, *const pooled_, *const softmax_, *const logits_, *const biases_;
     std::vector<float> peaks_, sums_;                         // sums_: NaN where nobody took it
     std::vector<int64_t> peak_offsets_, sum_offsets_, macs_;  // macs_: per member, of this op and the one before
     std::vector<Channels> live_, masks_;                      // per buffer, per group

@@ -113,13 +113,13 @@ Trial trial_of(const Op& op, Shape x, Shape y, const std::vector<float>& flood) 
 }
 
 // The algorithms that compete: the reference, the last of all, only defines. Some want much memory for a large map.
-std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Leaf& leaf, const Limits& limits,
-                                       Shelf& shelf) {
+std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Kernels& kernels, const Limits& limits,
+                                       Arena& arena) {
     std::vector<std::string> names = fitting_algorithms(op, x, y);
     names.pop_back();
     std::vector<Competitor> found;
     for (const std::string& name : names) {
-        auto conv = make_conv(name, leaf, op, x, y, shelf);
+        auto conv = make_conv(name, kernels, op, x, y, arena);
         const double bytes = 4 * double(conv->room(1) + x.size() + y.size());
         if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory))
             found.push_back({name, std::move(conv)});
@@ -143,20 +143,20 @@ std::string shape_key(const Op& op, Shape x, Shape y) {
 }
 
 // Whether an algorithm may be chosen for a conv with these weights. All but Winograd's add up the products themselves.
-bool is_exact(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
-    return algorithm.rfind("wino", 0) != 0 || inexactness(algorithm, leaf, op, x, y) <= kMostInexact;
+bool is_exact(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x, Shape y) {
+    return algorithm.rfind("wino", 0) != 0 || inexactness(algorithm, kernels, op, x, y) <= kMostInexact;
 }
 
 }  // namespace
 
-double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
+double inexactness(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x, Shape y) {
     if (op.groups == 1 && y.c > kTogether) {  // a few filters at a time, whose weights stay in the cache
         const int64_t size = int64_t(x.c) * op.kernel.h * op.kernel.w;
         double most = 0;
         for (int first = 0; first < y.c; first += kTogether) {
             Op some = op;
             some.weight += first * size;
-            const double found = inexactness(algorithm, leaf, some, x, {std::min(kTogether, y.c - first), y.h, y.w});
+            const double found = inexactness(algorithm, kernels, some, x, {std::min(kTogether, y.c - first), y.h, y.w});
             if (!(found <= most)) most = found;
             if (std::isnan(most)) return most;
         }
@@ -172,8 +172,8 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
     const Shape to{y.c, std::min(y.h, kSample), std::min(y.w, kSample)};
     const Shape from{x.c, reach(to.h, op.stride.h, op.kernel.h, op.dilation.h),
                      reach(to.w, op.stride.w, op.kernel.w, op.dilation.w)};
-    Shelf shelf(0);
-    const auto conv = make_conv(algorithm, leaf, sums, from, to, shelf);
+    Arena arena(0);
+    const auto conv = make_conv(algorithm, kernels, sums, from, to, arena);
     const std::vector<float> nothing;
     Trial trial{sums,   from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
                 nothing};
@@ -206,7 +206,7 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
     return most;
 }
 
-std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Limits& limits) {
+std::vector<std::string> tune(const Program& program, const Kernels& kernels, const Limits& limits) {
     const double seconds = limits.tuning_seconds < 0 ? default_tuning(program) : limits.tuning_seconds;
     const double deadline = seconds_now() + seconds;
     int64_t weights = 0;
@@ -225,8 +225,8 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
         }
         std::vector<std::string>& names = known[shape_key(op, x, y)];
         if (names.empty()) {
-            Shelf shelf = seconds > 0 ? Shelf() : Shelf(0);
-            const std::vector<Competitor> competitors = competitors_of(op, x, y, leaf, limits, shelf);
+            Arena arena = seconds > 0 ? Arena() : Arena(0);
+            const std::vector<Competitor> competitors = competitors_of(op, x, y, kernels, limits, arena);
             for (const Competitor& competitor : competitors) names.push_back(competitor.name);
             if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
                 const std::string best = trial_of(op, x, y, flood).fastest(competitors, deadline);
@@ -235,12 +235,12 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
             }
         }
         words.push_back(*std::find_if(names.begin(), names.end(),
-                                      [&](const std::string& name) { return is_exact(name, leaf, op, x, y); }));
+                                      [&](const std::string& name) { return is_exact(name, kernels, op, x, y); }));
     }
     return words;
 }
 
-std::vector<std::string> parse_tuning(const Program& program, const Leaf& leaf, const std::string& text) {
+std::vector<std::string> parse_tuning(const Program& program, const Kernels& kernels, const std::string& text) {
     std::istringstream stream(text);
     std::vector<std::string> words;
     for (std::string word; stream >> word;) words.push_back(word);
@@ -256,7 +256,7 @@ std::vector<std::string> parse_tuning(const Program& program, const Leaf& leaf, 
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");
-        if (op.kind == Kind::conv && !is_exact(words[i], leaf, op, x, y))
+        if (op.kind == Kind::conv && !is_exact(words[i], kernels, op, x, y))
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "', which is too inexact with its weights; delete the tuning file");
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, TypeVar, Union
@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar, Union
 from cofire.errors import ConfigError, unknown
 
 T = TypeVar("T")
+# Kept: a program has many ops of the same kind, and each annotation is compiled.
+_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 
 
 def structure(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -100,12 +102,6 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    """Kept, for a program has many ops of the same kind, and every annotation is compiled."""
-    return typing.get_type_hints(cls)
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import zoo
 
 from cofire.bench import bench, random_plan
 from cofire.bench.masks import pool_for_keep

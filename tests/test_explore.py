@@ -44,7 +44,7 @@ def test_a_look_is_what_the_engine_and_the_model_say(zoo_subject: Subject) -> No
     }
     assert cheap.gated.macs < plain.gated.macs < plain.dense.macs == cheap.dense.macs
     assert plain.dense.macs == sum(cofire.cost(zoo_subject.gated.graph, {}).dense.values())
-    assert plain.gated.classes[0] in zoo_subject.classes
+    assert plain.gated.classes[0] in zoo_subject.engine.classes
     assert zoo_subject.gated.threshold == 0
     warm = heat(zoo_subject, pixels_CHW, "layer3.0.conv1", 1e9)
     assert warm.dense_NHW.max() > 0

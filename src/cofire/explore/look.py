@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cofire.analysis.responses import Heatmaps, heatmaps
 from cofire.explore.subject import Pixels, Subject, as_input
+from cofire.runtime.classify import name_of
 
 ROUNDS = 5
 TOP = 3
@@ -91,9 +92,8 @@ def _side(subject: Subject, call: Callable[[], NDArray[np.float32]], millisecond
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()
     best = np.argsort(-shares, kind="stable")[:TOP]
-    names = subject.classes
     return Side(
-        classes=[names[c] if c < len(names) else f"class {c}" for c in best],
+        classes=[name_of(c, subject.engine.classes) for c in best.tolist()],
         probabilities=shares[best].tolist(),
         macs=int(sum(macs[0] for macs in subject.engine.last_macs.values())),
         milliseconds=milliseconds,

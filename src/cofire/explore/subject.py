@@ -38,7 +38,6 @@ class Subject:
     Args:
         name: as the user gave it.
         engine: takes pixels in [0, 1].
-        classes: names, or none.
         pixels_NCHW: pictures to pick from, cheapest first.
         macs_N: what each of them costs, ascending.
         images: where the pictures come from.
@@ -49,7 +48,6 @@ class Subject:
 
     name: str
     engine: Engine
-    classes: tuple[str, ...]
     pixels_NCHW: Pixels
     macs_N: NDArray[np.int64]
     images: str
@@ -84,7 +82,6 @@ def _subject(
     return Subject(
         name=name,
         engine=engine,
-        classes=card.classes if card else (),
         pixels_NCHW=pixels_NCHW[order_N],
         macs_N=macs_N[order_N],
         images=images,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-import zoo
+import zoo  # declares what torchvision, and so timm, needs for its import
 
 from cofire.bench import bench, random_plan
 from cofire.bench.masks import pool_for_keep

@@ -1,4 +1,4 @@
-"""A YOLO-like network that finds a small and a large thing, trained with a loss and a metric of its own, gated, compiled.
+"""A YOLO-like network that finds a small and a large thing: own loss and metric, gated, compiled.
 
 Usage: python examples/detection.py [--json results/bench_detection.json]; about a minute.
 Shapes: B images, L levels, K kinds of things. A box is (y, x, half its side), in shares of the image.
@@ -32,9 +32,7 @@ class Detector(nn.Module):
             _layer(2 * w, 2 * w, 3, 2),
             _layer(6 * w, 4 * w, 1),
         )
-        self.heads = nn.ModuleList(
-            nn.Sequential(_layer(i, i, 3), nn.Conv2d(i, 4 + KINDS, 1)) for i in (2 * w, 4 * w)
-        )
+        self.heads = nn.ModuleList(nn.Sequential(_layer(i, i, 3), nn.Conv2d(i, 4 + KINDS, 1)) for i in (2 * w, 4 * w))
 
     def forward(self, x: Tensor) -> list[Tensor]:
         fine = self.fine(self.stem(x))
@@ -76,7 +74,9 @@ def things(images: int, seed: int, side: int) -> tuple[Tensor, dict[str, Tensor]
             y, x, half = box_BL3[n, level]
             down_HW, right_HW = (rows - y).abs(), (columns - x).abs()
             far_HW = torch.maximum(down_HW, right_HW) if kind_BL[n, level] else (down_HW**2 + right_HW**2).sqrt()
-            x_BCHW[n, :, far_HW < half] = torch.rand(3, 1, generator=generator) + torch.eye(KINDS, 3)[kind_BL[n, level]][:, None]
+            x_BCHW[n, :, far_HW < half] = (
+                torch.rand(3, 1, generator=generator) + torch.eye(KINDS, 3)[kind_BL[n, level]][:, None]
+            )
     return x_BCHW, {"box": box_BL3, "kind": kind_BL}
 
 

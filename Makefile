@@ -83,8 +83,8 @@ kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data 
 	rm -rf build/kill && mkdir -p build/kill
 	OMP_NUM_THREADS=1 $(BIN)/python tests/killing.py 24 build/kill
 
-cluster: .venv/cluster.stamp ## cofire compare on a local Ray cluster of two nodes, one of which is killed
-	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q tests/cluster/check_ray.py
+cluster: .venv/cluster.stamp ## cofire compare and Ray Serve on a local cluster of two nodes, one of which is killed
+	OMP_NUM_THREADS=1 timeout 600 $(BIN)/python -m pytest -q -W default tests/cluster/check_ray.py tests/cluster/check_ray_serve.py
 
 serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
 	$(BIN)/python tests/served.py 10000 16
@@ -140,7 +140,7 @@ clean: ## remove everything that make made
 
 # What `make cluster` adds.
 .venv/cluster.stamp: .venv/dev.stamp
-	$(INSTALL) --no-build-isolation -e '.[cluster]'
+	$(INSTALL) --no-build-isolation -e '.[cluster]' 'ray[serve]'
 	touch $@
 
 # What `make docs` adds.

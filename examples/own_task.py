@@ -58,7 +58,8 @@ def made_faster(task: Task, *, batches: int, epochs: int, macs: float) -> tuple[
     shape = tuple(test[0].shape[1:])
     untrained = score(task.model)
     cofire.fit(task.model, train, Recipe(epochs=epochs, lr=0.1, schedule="one-cycle"), loss=task.loss)
-    gated = cofire.gate(task.model, FTWT(ratio=0.8), input_shape=shape)
+    config = cofire.solve_ratio(task.model, FTWT(softmax=False), train, macs=macs).config
+    gated = cofire.gate(task.model, config, input_shape=shape)
     cofire.fit(gated, train, Recipe(epochs=epochs, lr=0.05, schedule="one-cycle"), loss=task.loss)
     share = cofire.calibrate(gated, train, macs=macs)
 

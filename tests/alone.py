@@ -1,7 +1,7 @@
 """python tests/alone.py PYTHON FOLDER [JSON]: does a program give the same bits where numpy and cofire are alone?
 
-Prints what the import takes there, and what cofire takes on disk, which are to stay below 0.15 s and 15 MB; JSON is where
-to keep the figures. `make wheels` makes PYTHON and FOLDER and calls it.
+Prints what the import takes there, and what cofire takes on disk, which are to stay below 0.15 s and 15 MB. JSON is
+where to keep the figures. `make wheels` makes PYTHON and FOLDER and calls it.
 """
 
 from __future__ import annotations

@@ -23,8 +23,10 @@ import cofire
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """Two nodes with a core each."""
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Two nodes with a core each. On a busy machine a proxy takes longer to start than Ray waits for it."""
+    for check in ("READY", "HEALTH"):
+        monkeypatch.setenv(f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S", "60")
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     found.add_node(num_cpus=1)
     found.wait_for_nodes()

@@ -1,4 +1,4 @@
-"""The Ray Serve page on a local cluster of two nodes, one of which is killed (``make cluster``)."""
+"""The Ray Serve page on a local cluster of two nodes, one of which is killed (``make ray-serve``)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The native loader: takes what the Python writer writes, refuses everything else, by name.
 
-One test per rule of ``docs/program.md`` is in ``csrc/tests/test_program.cpp``; here both sides of the file meet.
+One test per rule of ``docs/program.md`` is in ``csrc/tests``, in test_program.cpp and test_ops.cpp; here both
+sides of the file meet.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def test_a_run_compiles_to_a_program_that_classifies_pictures_as_the_model_does(
 ) -> None:
     from PIL import Image
 
-    from cofire import load
+    from cofire import load, load_program
     from cofire.data import source
 
     _, test = source("digits")
@@ -189,7 +189,10 @@ def test_a_run_compiles_to_a_program_that_classifies_pictures_as_the_model_does(
     with torch.no_grad():
         wanted = model(test.normalise(test.pixels_NCHW[:5])).softmax(1)
     answers = cofire.json("run", path, *pictures, "--top", 3)
+    assert load_program(path).classes == test.classes
+    assert f"{test.classes[answers[0]['classes'][0]]} (" in cofire("run", path, pictures[0]).stdout
     for answer, expected in zip(answers, wanted, strict=True):
+        assert answer["names"] == [test.classes[c] for c in answer["classes"]]
         assert answer["classes"] == expected.topk(3).indices.tolist()
         assert answer["probabilities"] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
         assert answer["macs"] > 0
@@ -215,6 +218,7 @@ def test_a_run_compiles_to_int8_with_a_folder_of_pictures(cofire: Cofire, run: P
     cofire.json("compile", run, "-o", tmp_path / "a.cofire")
     cofire.json("compile", run, "-o", tmp_path / "b.cofire", "--int8", "--images", folder)
     assert {op["kind"] for op in cofire.json("info", tmp_path / "b.cofire")["ops"]} >= {"conv8", "quantize"}
+    assert cofire.json("info", tmp_path / "b.cofire")["card"]["classes"] == list(test.classes)
     pictures = sorted(folder.iterdir())[:20]
     wanted, found = (cofire.json("run", tmp_path / name, *pictures, "--top", 1) for name in ("a.cofire", "b.cofire"))
     assert sum(a["classes"] == b["classes"] for a, b in zip(wanted, found, strict=True)) >= 18

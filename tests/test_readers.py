@@ -11,7 +11,6 @@ from readers import ATTACKS, READERS
 
 from cofire.errors import CofireError
 
-pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
 FILES = sorted(path for name in READERS for path in (ATTACKS / name).iterdir())
 
 

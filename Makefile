@@ -14,7 +14,7 @@ CLANG_FORMAT := $(BIN)/clang-format --style='{BasedOnStyle: Google, IndentWidth:
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: serve-load fuzz fuzz-readers fuzz-python soak kill cluster help demo test docs quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
+.PHONY: ray-serve serve-load fuzz fuzz-readers fuzz-python soak kill cluster help demo test docs quick lint types pytest wheel-check wheels sanitize browser browser-if-there cross peers format bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -89,6 +89,9 @@ kill: .venv/dev.stamp ## SIGKILL at 24 random points of training, pruning, data 
 cluster: .venv/cluster.stamp ## cofire compare on a local Ray cluster of two nodes, one of which is killed
 	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q tests/cluster/check_ray.py
 
+ray-serve: .venv/ray-serve.stamp ## the Ray Serve page on such a cluster; needs an idle machine
+	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q -W default tests/cluster/check_ray_serve.py
+
 serve-load: .venv/dev.stamp ## ten thousand requests of 16 clients to `cofire serve`; not one lost or mixed up, memory flat
 	$(BIN)/python tests/served.py 10000 16
 
@@ -144,6 +147,11 @@ clean: ## remove everything that make made
 # What `make cluster` adds.
 .venv/cluster.stamp: .venv/dev.stamp
 	$(INSTALL) --no-build-isolation -e '.[cluster]'
+	touch $@
+
+# What `make ray-serve` adds.
+.venv/ray-serve.stamp: .venv/cluster.stamp
+	$(INSTALL) 'ray[serve]'
 	touch $@
 
 # What `make docs` adds.

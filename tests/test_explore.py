@@ -10,6 +10,7 @@ from PIL import Image
 from small import tiny_gated
 
 import cofire
+from cofire import Card
 from cofire.errors import ConfigError, DataError
 from cofire.explore import subject as subjects
 from cofire.explore.drawing import drawn, wall
@@ -44,12 +45,11 @@ def test_a_look_is_what_the_engine_and_the_model_say(zoo_subject: Subject) -> No
     }
     assert cheap.gated.macs < plain.gated.macs < plain.dense.macs == cheap.dense.macs
     assert plain.dense.macs == sum(cofire.cost(zoo_subject.gated.graph, {}).dense.values())
-    assert plain.gated.classes[0] in zoo_subject.classes
+    assert plain.gated.classes[0] in zoo_subject.engine.classes
     assert zoo_subject.gated.threshold == 0
-    warm = heat(zoo_subject, pixels_CHW, "layer3.0.conv1", 1e9)
+    warm = heat(zoo_subject, look(zoo_subject, pixels_CHW, 1e9), "layer3.0.conv1")
     assert warm.dense_NHW.max() > 0
     assert warm.gated_NHW.max() == 0  # nothing runs above that threshold
-    assert zoo_subject.gated.threshold == 0  # and it is as before
 
 
 def test_the_wall_has_a_light_for_each_filter() -> None:
@@ -62,7 +62,8 @@ def test_the_wall_has_a_light_for_each_filter() -> None:
 
 def test_the_page_s_text_names_no_other_host(zoo_subject: Subject) -> None:
     pixels_CHW = zoo_subject.pixels_NCHW[0]
-    text = drawn(look(zoo_subject, pixels_CHW), heat(zoo_subject, pixels_CHW, "conv1"))
+    seen = look(zoo_subject, pixels_CHW)
+    text = drawn(seen, heat(zoo_subject, seen, "conv1"))
     assert "http" not in text
     assert text.count("data:image/png;base64,") == 3
     assert "MACs saved" in text
@@ -74,9 +75,31 @@ def test_a_program_alone_can_be_explored_without_heatmaps(tmp_path: Path) -> Non
     assert subject.pixels_NCHW.shape == (5, 1, 8, 8)
     found = look(subject, subject.pixels_NCHW[0])
     assert found.gated.classes[0].startswith("class ")
-    assert heat(subject, subject.pixels_NCHW[0], "conv1") is None
+    assert heat(subject, found, "conv1") is None
     with pytest.raises(ConfigError, match="square pictures"):
         open_subject(str(cofire.compile(cofire.create_backbone("resnet20"), (3, 32, 40)).save(tmp_path / "b.cofire")))
+
+
+def test_where_k_is_fixed_the_slider_moves_it_and_masks_cost_and_answer_follow(tmp_path: Path) -> None:
+    sizes = {unit.group: unit.out_channels for unit in tiny_gated().units if unit.gated}
+    gated = tiny_gated(select="top", signature={name: size // 2 for name, size in sizes.items()})
+    cofire.save(gated, tmp_path / "run", Card(input_shape=(1, 8, 8), mean=(0.0,), std=(1.0,)))
+    subject = open_subject(str(tmp_path / "run"), 5)
+    knob, pixels_CHW = subject.knob, subject.pixels_NCHW[0]
+    assert (knob.name, knob.value, knob.high) == ("k", 1.0, 2.0)
+    x_BCHW = as_input(pixels_CHW[None])
+    assert np.array_equal(knob.at(1.0).engine(x_BCHW), subject.engine(x_BCHW))
+    looks = {place: look(subject, pixels_CHW, place) for place in (knob.low, 0.5, 1.0, knob.high)}
+    for place, seen in looks.items():
+        for name, mask_O in seen.masks.items():
+            assert mask_O.sum() == max(1, round(place * (sizes[name] // 2)))
+        assert seen.dense.macs == looks[1.0].dense.macs
+    macs = [seen.gated.macs for seen in looks.values()]
+    assert macs == sorted(set(macs))
+    assert macs[-1] == looks[1.0].dense.macs
+    few, all_of_them = (heat(subject, looks[place], "layer1.0.conv1").gated_NHW for place in (knob.low, knob.high))
+    assert few.sum() < all_of_them.sum()
+    assert knob.at(1e9).engine is knob.at(knob.high).engine  # no more engines than the slider has places
 
 
 def test_pictures_are_fitted_and_what_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

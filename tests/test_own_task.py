@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import patterns
 import pytest
 import torch
 import torch.nn.functional as F
+from small import ROOT
 from torch import Tensor, nn
 
 from cofire import FTWT, ConfigError, DataError, Recipe, estimate, evaluate, fit, gate, load, save
@@ -153,3 +155,22 @@ def test_a_loss_or_metric_that_is_none_is_refused() -> None:
         fit(model, [batch], Recipe(epochs=1), val=[batch], loss=segmentation_loss)
     with pytest.raises(DataError, match="labels must be an integer tensor"):
         evaluate(model, [batch])
+
+
+@pytest.mark.parametrize(("name", "epochs", "wanted"), [("segmentation", 5, 0.4), ("detection", 12, 0.3)])
+def test_an_example_learns_its_task_and_executes_what_cost_counts(
+    name: str, epochs: int, wanted: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shorter than ``python examples/segmentation.py``."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    own_task = importlib.import_module("own_task")
+    task = importlib.import_module(name).task(width=8, side=32)
+    outcome, engines = own_task.made_faster(task, batches=8, epochs=epochs, macs=0.5)
+    assert outcome.executed == outcome.cost > 0
+    assert outcome.share == pytest.approx(0.5, abs=0.01)
+    assert outcome.untrained < 0.1 < wanted < outcome.gated
+    x_BCHW, target = task.batch(8, 77)
+    with torch.no_grad():
+        wanted_output = task.model.eval()(x_BCHW)
+    torch.testing.assert_close(engines["dense"](x_BCHW), wanted_output, atol=1e-3, rtol=1e-3)
+    assert 0 <= task.metric(engines["gated"](x_BCHW), target).popitem()[1].mean() <= 1

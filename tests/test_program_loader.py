@@ -16,10 +16,10 @@ from nets import SHAPE, Net, bn, conv
 from small import tiny_gated, tiny_plain
 from torch import nn
 
+from cofire.runtime import _native
 from cofire.runtime.lowering import lower
 from cofire.runtime.program_file import read, to_bytes
 
-_native = pytest.importorskip("cofire.runtime._native")
 if not hasattr(_native, "Engine"):
     pytest.skip("the extension was built without an engine", allow_module_level=True)
 

@@ -205,6 +205,7 @@ The files, in the data's way; each imports only from files above it:
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents
     explore/
+        knob.py          what the slider moves: the threshold, or k
         subject.py       what is looked at: an engine, pictures, the model
         look.py          one picture through it, all filters and gated
         drawing.py       that as HTML: cards, a wall of lights, heatmaps

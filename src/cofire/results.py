@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,7 +22,8 @@ from cofire.text import markdown
 logger = logging.getLogger("cofire")
 
 DOCUMENTS = {
-    "README.md": ("cifar10", "imagenet"),
+    "README.md": ("summary",),
+    "docs/results.md": ("cifar10", "imagenet"),
     "docs/reproduce.md": ("options",),
     "docs/shift.md": ("shift",),
     "docs/engine.md": ("engine",),
@@ -90,6 +91,8 @@ def tables(names: Sequence[str], root: Path) -> str:
 
 
 def _table(name: str, root: Path) -> str:
+    if name == "summary":
+        return _summary(root / "results")
     if name == "engine":
         return _engine(root / "results" / "bench_latency.json")
     if name in MEASURED:
@@ -99,6 +102,50 @@ def _table(name: str, root: Path) -> str:
     if not any(row.results for row in found.rows):
         return ""
     return f"{found.table.title}, made on {found.machines()}:\n\n{found.to_markdown(only_run=True)}"
+
+
+def _summary(results: Path) -> str:
+    """Accuracy, MACs and milliseconds beside each other; at most six rows."""
+    runs = results / "short" / "cifar10"
+    dense, gated = (read_json(runs / f"resnet20{name}-s0.json") for name in ("", "_fast_heads"))
+    timed, fast = read_json(results / "bench_real_masks.json"), read_json(results / "bench_int8_latency.json")
+    deep = read_json(results / "int8_accuracy_resnet56.json")
+    try:
+        milliseconds = {(row["engine"], row["dense"]): row["milliseconds"]["median"] for row in timed["engines"]}
+        rival, ours, skipping = (
+            milliseconds[key] for key in (("ONNX Runtime", True), ("cofire", True), ("cofire", False))
+        )
+        rows = [
+            ["ResNet-20, CIFAR-10", _top1(dense["test"]), "100 %", f"{rival:.2f}", f"{ours:.2f}", ""],
+            ["gated, trained 8 epochs", _top1(gated["test"]), _kept(gated["test"]), "", f"{skipping:.2f}", ""],
+        ]
+        all_macs, fewer = deep["rows"]
+        share = fewer["int8"]["macs"] / all_macs["int8"]["macs"]
+        for name, row, macs in (("ResNet-56, CIFAR-10", all_macs, 1.0), ("gated, not trained", fewer, share)):
+            accuracy = f"{_top1(row['float32'])}, int8 {_top1(row['int8'])}"
+            rows.append([name, accuracy, f"{100 * macs:.0f} %", *_latency(fast["networks"]["resnet56"], macs == 1.0)])
+        for name, macs in (("ResNet-34, 224 pixels", "100 %"), ("random masks", "48 %")):
+            rows.append([name, "", macs, *_latency(fast["networks"]["resnet34"], macs == "100 %")])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FileError(f"a file below {results} is damaged: {error!r}") from error
+    return markdown(["network", "top-1", "MACs executed", "ONNX Runtime, ms", "cofire, ms", "cofire int8, ms"], rows)
+
+
+def _top1(report: dict[str, float]) -> str:
+    return f"{100 * report['top1']:.2f} %"
+
+
+def _kept(report: dict[str, Any]) -> str:
+    return f"{100 * (1 - report['reduction']['executed']):.0f} %"
+
+
+def _latency(network: dict[str, Any], dense: bool) -> list[str]:
+    """Milliseconds of the rival, ours and ours in int8; at which share of the MACs, where that is not the row's own."""
+    named = {what: f"{1e3 * row['seconds']['median']:.2f}" for what, row in network.items()}
+    if dense:
+        return [named[what] for what in ("ONNX Runtime, float32", "float32, dense", "int8, dense")]
+    skipping = sorted(what for what in named if what.endswith("of MACs"))
+    return ["", *(f"{named[what]} ({what.split()[1].replace('%', ' %')})" for what in skipping)]
 
 
 def _engine(path: Path) -> str:

@@ -10,28 +10,40 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from small import ROOT
+from small import ROOT, tiny_gated
+
+import cofire
 
 SCREENSHOTS = ROOT / "build" / "browser"
 WIDTHS = {375: 812, 1440: 900}
 START = "from cofire.start import main; main()"
 
 
+@contextmanager
+def exploring(*what: object) -> Iterator[str]:
+    """The address of a page that is there inside the block."""
+    command = [sys.executable, "-c", START, "explore", *map(str, what), "--pictures", "24", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["address"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The page of the zoo's gated model."""
-    command = [sys.executable, "-c", START, "explore", "--pictures", "24", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield json.loads(process.stdout.readline())["address"]
-    process.kill()
-    process.communicate()
+    with exploring() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +114,23 @@ def test_the_page_answers_and_keeps_to_itself(
     assert messages == []
     assert elsewhere == []
     page.close()
+
+
+def test_where_k_is_fixed_it_is_what_slides(browser: Browser, tmp_path: Path) -> None:
+    half = {unit.group: unit.out_channels // 2 for unit in tiny_gated().units if unit.gated}
+    program = cofire.compile(tiny_gated(select="top", signature=half).eval()).save(tmp_path / "top.cofire")
+    with exploring(program) as address:
+        page = browser.new_page()
+        page.goto(address)
+        lights = page.locator(".cofire-wall .on")
+        expect(lights).to_have_count(sum(half.values()), timeout=60000)
+        before = macs(page)
+        number = page.locator("#k input[type=number]")
+        for share in (0.5, 2):
+            number.fill(str(share))
+            number.press("Enter")
+            expect(lights).to_have_count(sum(round(share * k) for k in half.values()), timeout=60000)
+            assert macs(page)[0] == before[0]
+            assert (macs(page)[1] < before[1]) == (share < 1)
+        assert page.locator("#threshold").count() == 0
+        page.close()

@@ -35,9 +35,8 @@ from cofire.graph.graph import trace
 from cofire.pruning import SoftPruning, prune
 from cofire.runtime.classify import pixels_of
 from cofire.runtime.engine import Engine
-from cofire.runtime.lowering import lower
+from cofire.runtime.lowering import lower_for_pixels
 from cofire.runtime.observed import Observed, observe, write_observed
-from cofire.runtime.program import normalised
 from cofire.runtime.quantized import IMAGES
 from cofire.runtime.quantizing import quantized_program
 from cofire.training.loop import FitResult, fit
@@ -357,7 +356,7 @@ def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str, twi
 def compile_run(run: str | Path, int8: Path | None = None) -> Engine:
     """A model folder as an engine that takes pixels in [0, 1]; in int8 if there are pictures to fit that to."""
     card = run_card(run)
-    program = normalised(lower(load(run), card.input_shape), card.mean, card.std)
+    program = lower_for_pixels(load(run), card)
     if int8 is not None:
         pictures = pictures_below(existing(int8))
         few = pictures[:: max(1, len(pictures) // IMAGES)][:IMAGES]  # from all over the folder

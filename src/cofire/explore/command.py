@@ -27,7 +27,7 @@ def explore(
     pictures: Annotated[int, typer.Option(min=1, max=500, help="How many to pick from.")] = PICTURES,
     as_json: AsJson = False,
 ) -> None:
-    """A page in the browser: which filters fire for a picture, what that saves, and what the threshold does."""
+    """A page in the browser: which filters fire for a picture, what that saves, and what the threshold or k does."""
     gradio()  # missing: says so before anything is compiled
     page = build(open_subject(what, pictures))
     try:

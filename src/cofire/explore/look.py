@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from cofire.analysis.responses import Heatmaps, heatmaps
 from cofire.explore.subject import Pixels, Subject, as_input
+from cofire.runtime.classify import name_of
+from cofire.runtime.engine import Engine
 
 ROUNDS = 5
 TOP = 3
-_one_at_a_time = threading.Lock()  # a model has one threshold for all who ask
+_one_at_a_time = threading.Lock()  # a model has one set of forced masks for all who ask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +47,13 @@ class Look:
     masks: dict[str, NDArray[np.bool_]]
 
 
-def look(subject: Subject, pixels_CHW: Pixels, threshold: float | None = None) -> Look:
-    """Both answers; times are the least of a few calls, which take turns."""
-    engine, x_BCHW = subject.engine, as_input(pixels_CHW[None])
+def look(subject: Subject, pixels_CHW: Pixels, place: float | None = None) -> Look:
+    """Both answers at a place of the subject's knob, default where it begins.
+
+    Times are the least of a few calls, which take turns.
+    """
+    engine, threshold = subject.knob.at(subject.knob.value if place is None else place)
+    x_BCHW = as_input(pixels_CHW[None])
 
     def gated() -> NDArray[np.float32]:
         found: NDArray[np.float32] = engine(x_BCHW, threshold=threshold)
@@ -64,37 +70,33 @@ def look(subject: Subject, pixels_CHW: Pixels, threshold: float | None = None) -
             begin = time.perf_counter()
             call()
             milliseconds[call] = min(milliseconds[call], 1e3 * (time.perf_counter() - begin))
-    sides = {call: _side(subject, call, milliseconds[call]) for call in milliseconds}
+    sides = {call: _side(engine, call, milliseconds[call]) for call in milliseconds}
     masks = {name: mask_BO[0] for name, mask_BO in engine.last_masks.items()}  # of the last call, which was gated
     return Look(pixels_CHW=pixels_CHW, dense=sides[dense], gated=sides[gated], masks=masks)
 
 
-def heat(subject: Subject, pixels_CHW: Pixels, unit: str, threshold: float | None = None) -> Heatmaps | None:
-    """Where a unit responds, with all filters and with gates at work; None without a gated model."""
-    if subject.gated is None or subject.card is None:
+def heat(subject: Subject, seen: Look, unit: str) -> Heatmaps | None:
+    """Where a unit responds to the picture, with all filters and with those that ran for it.
+
+    None without a gated model, or where a model's filters have factors, so that it has no dense form.
+    """
+    gated, card = subject.gated, subject.card
+    if gated is None or card is None or not gated.gates.opens:
         return None
-    mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (subject.card.mean, subject.card.std))
-    x_BCHW = ((torch.from_numpy(as_input(pixels_CHW[None])) - mean_C11) / std_C11).float()
-    with _one_at_a_time:
-        before = subject.gated.threshold
-        if threshold is not None and before is not None:
-            subject.gated.threshold = threshold
-        try:
-            return heatmaps(subject.gated, x_BCHW, unit)
-        finally:
-            if before is not None:
-                subject.gated.threshold = before
+    mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
+    x_BCHW = ((torch.from_numpy(as_input(seen.pixels_CHW[None])) - mean_C11) / std_C11).float()
+    with _one_at_a_time, gated.force({name: torch.from_numpy(mask_O) for name, mask_O in seen.masks.items()}):
+        return heatmaps(gated, x_BCHW, unit)
 
 
-def _side(subject: Subject, call: Callable[[], NDArray[np.float32]], milliseconds: float) -> Side:
+def _side(engine: Engine, call: Callable[[], NDArray[np.float32]], milliseconds: float) -> Side:
     logits = call()[0].astype(np.float64)
     shares = np.exp(logits - logits.max())
     shares /= shares.sum()
     best = np.argsort(-shares, kind="stable")[:TOP]
-    names = subject.classes
     return Side(
-        classes=[names[c] if c < len(names) else f"class {c}" for c in best],
+        classes=[name_of(c, engine.classes) for c in best.tolist()],
         probabilities=shares[best].tolist(),
-        macs=int(sum(macs[0] for macs in subject.engine.last_macs.values())),
+        macs=int(sum(macs[0] for macs in engine.last_macs.values())),
         milliseconds=milliseconds,
     )

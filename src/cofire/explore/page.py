@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -26,26 +25,25 @@ def build(subject: Subject) -> Any:
     """The page of a subject, as Gradio's Blocks."""
     gr = gradio()
     units = [unit.name for unit in subject.gated.units if unit.gated] if subject.gated else []
-    thresholds = subject.observed.thresholds
+    knob = subject.knob
 
-    def show(pixels_CHW: Pixels, threshold: float, unit: str | None) -> str:
-        chosen = threshold if thresholds else None
-        maps = heat(subject, pixels_CHW, unit, chosen) if unit else None
-        return drawn(look(subject, pixels_CHW, chosen), maps)
+    def show(pixels_CHW: Pixels, place: float, unit: str | None) -> str:
+        seen = look(subject, pixels_CHW, place)
+        return drawn(seen, heat(subject, seen, unit) if unit else None)
 
-    def pick(threshold: float, unit: str | None, event: Any) -> tuple[Pixels, str]:
+    def pick(place: float, unit: str | None, event: Any) -> tuple[Pixels, str]:
         picked: Pixels = subject.pixels_NCHW[event.index]
-        return picked, show(picked, threshold, unit)
+        return picked, show(picked, place, unit)
 
     pick.__annotations__["event"] = gr.SelectData  # Gradio looks for it
 
-    def drop(path: str | None, before: Pixels, threshold: float, unit: str | None) -> tuple[Pixels, str, str]:
+    def drop(path: str | None, before: Pixels, place: float, unit: str | None) -> tuple[Pixels, str, str]:
         picture, problem = before, ""
         try:
             picture = before if path is None else read_picture(Path(path), subject.engine.input_shape)
         except DataError as error:
             problem = f"**Not shown:** {error}"
-        return picture, problem, show(picture, threshold, unit)
+        return picture, problem, show(picture, place, unit)
 
     with gr.Blocks(title=f"cofire explore {subject.name}", analytics_enabled=False) as page:
         gr.Markdown(f"# {subject.name}\nPictures: {subject.images}, from the cheapest to the dearest.")
@@ -67,15 +65,13 @@ def build(subject: Subject) -> Any:
                 dropped = gr.File(label=f"Or drop a picture, up to {MAX_FILE}", type="filepath", height=120)
                 told = gr.Markdown("", elem_id="told")
                 slider = gr.Slider(
-                    math.floor(thresholds[0]) if thresholds else 0,
-                    math.ceil(thresholds[-1]) if thresholds else 1,
-                    step=0.01,
-                    value=subject.engine.threshold,
-                    label="Threshold: filters with a logit above it run"
-                    if thresholds
-                    else "This model has no threshold to move",
-                    interactive=bool(thresholds),
-                    elem_id="threshold",
+                    knob.low,
+                    knob.high,
+                    step=knob.step,
+                    value=knob.value,
+                    label=knob.label,
+                    interactive=knob.name != "none",
+                    elem_id=knob.name,
                 )
                 unit = gr.Dropdown(units, value=units[-1] if units else None, label="Heatmap of", visible=bool(units))
             with gr.Column(scale=2, min_width=280):

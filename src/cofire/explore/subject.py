@@ -18,11 +18,12 @@ from cofire.data.decoding import centre, channels_first, open_rgb
 from cofire.errors import CofireError, ConfigError, DataError
 from cofire.experiments.recipes import read_run
 from cofire.experiments.runs import compile_run, read_sets, run_card
+from cofire.explore.knob import Knob, knob_of
 from cofire.files.card import Card
 from cofire.gates.gating import GatedModel
 from cofire.gates.persistence import load
 from cofire.runtime.engine import Engine, load_program
-from cofire.runtime.observed import Observed, observe
+from cofire.runtime.observed import observe
 
 logger = logging.getLogger("cofire")
 Pixels = NDArray[np.uint8]
@@ -38,22 +39,20 @@ class Subject:
     Args:
         name: as the user gave it.
         engine: takes pixels in [0, 1].
-        classes: names, or none.
         pixels_NCHW: pictures to pick from, cheapest first.
         macs_N: what each of them costs, ascending.
         images: where the pictures come from.
-        observed: what thresholds cost on them.
+        knob: what can be moved.
         gated: the model, for heatmaps; None for a program, and for a model without gates.
         card: of the model.
     """
 
     name: str
     engine: Engine
-    classes: tuple[str, ...]
     pixels_NCHW: Pixels
     macs_N: NDArray[np.int64]
     images: str
-    observed: Observed
+    knob: Knob
     gated: GatedModel | None
     card: Card | None
 
@@ -84,11 +83,10 @@ def _subject(
     return Subject(
         name=name,
         engine=engine,
-        classes=card.classes if card else (),
         pixels_NCHW=pixels_NCHW[order_N],
         macs_N=macs_N[order_N],
         images=images,
-        observed=observe(engine, x_NCHW),
+        knob=knob_of(engine, observe(engine, x_NCHW)),
         gated=gated,
         card=card,
     )

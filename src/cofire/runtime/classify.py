@@ -24,6 +24,7 @@ class Answer:
 
     picture: str
     classes: list[int]
+    names: list[str]
     probabilities: list[float]
     macs: int
     milliseconds: float
@@ -33,8 +34,13 @@ class Answer:
         return asdict(self)
 
     def __str__(self) -> str:
-        best = ", ".join(f"class {c} ({100 * p:.1f} %)" for c, p in zip(self.classes, self.probabilities, strict=True))
+        best = ", ".join(f"{name} ({100 * p:.1f} %)" for name, p in zip(self.names, self.probabilities, strict=True))
         return f"{self.picture}: {best}; {self.macs:,} MACs in {self.milliseconds:.2f} ms"
+
+
+def name_of(number: int, names: Sequence[str]) -> str:
+    """Of a class; its number where it has no name."""
+    return names[number] if number < len(names) else f"class {number}"
 
 
 def pixels_of(pictures: Sequence[Path], shape: tuple[int, int, int]) -> Tensor:
@@ -73,6 +79,7 @@ def classify(engine: Engine, picture: Path, threads: int, top: int) -> Answer:
     return Answer(
         picture=str(picture),
         classes=order.tolist(),
+        names=[name_of(c, engine.classes) for c in order.tolist()],
         probabilities=shares[order].tolist(),
         macs=int(sum(macs[0] for macs in engine.last_macs.values())),
         milliseconds=1e3 * min(seconds),

@@ -122,6 +122,12 @@ class Engine:
         return self._outline.card
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of the outputs, as the card has them; empty where it has none."""
+        names = self.card.get("classes")
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
     def groups(self) -> dict[str, int]:
         """Group of filters that are decided on together -> how many they are."""
         return dict(self._groups)

@@ -15,8 +15,7 @@ from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
 from cofire.gates.persistence import save
 from cofire.runtime.engine import Engine
-from cofire.runtime.lowering import lower
-from cofire.runtime.program import normalised
+from cofire.runtime.lowering import lower_for_pixels
 from cofire.speedup.measure import Speedup
 from cofire.speedup.models import SIZE, Named, named_model
 from cofire.speedup.pictures import read_pictures
@@ -67,8 +66,7 @@ def speedup(
 def _write(found: Speedup, named: Named, folder: Path, data: str) -> None:
     card = dataclasses.replace(named.card, data=named.card.data or data, macs=round(found.macs * found.dense_macs))
     save(found.model, folder, card)
-    program = normalised(lower(found.model, card.input_shape), card.mean, card.std)
-    Engine(program).save(folder / PROGRAM)
+    Engine(lower_for_pixels(found.model, card)).save(folder / PROGRAM)
     write_json(folder / "speedup.json", {"provenance": provenance(), **found.to_json()})
 
 

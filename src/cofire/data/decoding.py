@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cofire")
 
+MOST_CLASSES = 1 << 20
 Decoded = tuple[Tensor, Tensor, tuple[str, ...]]  # pixels_NCHW, label_N, class names
 FORMATS = (
     "JPEG",
@@ -145,12 +146,23 @@ def read_parquet(path: Path, size: int, fit: Fit, unreadable: Literal["error", "
         rows = table.column("image").to_pylist()
         pictures = [(f"{row['path'] or n} of {path}", bytes(row["bytes"])) for n, row in enumerate(rows)]
         labels = [int(label) for label in table.column("label").to_pylist()]
-        classes = class_names(table.schema) or range(max(labels, default=-1) + 1)
+        classes = class_names(table.schema) or numbered(max(labels, default=-1) + 1)
     except Exception as error:  # damaged bytes, missing columns, nulls: pyarrow's errors, KeyError, TypeError
         hint = "must be Parquet with columns image{bytes, path} and label"
         raise FileError(f"{path} {hint}: {error}") from error
     pixels_NCHW, row_N = decode(pictures, size, fit, unreadable)
-    return pixels_NCHW, torch.tensor(labels, dtype=torch.int64)[row_N], tuple(str(name) for name in classes)
+    return pixels_NCHW, torch.tensor(labels, dtype=torch.int64)[row_N], tuple(classes)
+
+
+def numbered(count: int) -> list[str]:
+    """Names of classes that have none: their numbers.
+
+    Raises:
+        DataError: a label is so large that it can be no class: a damaged file must not fill the memory with names.
+    """
+    if count > MOST_CLASSES:
+        raise DataError(f"labels without names must be below {MOST_CLASSES}, got {count - 1}")
+    return [str(label) for label in range(count)]
 
 
 def class_names(schema: Any) -> list[str]:

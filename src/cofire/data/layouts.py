@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from rich.progress import Progress
 
-from cofire.data.decoding import class_names, open_rgb, resized
+from cofire.data.decoding import class_names, numbered, open_rgb, resized
 from cofire.data.folders import check_same_classes, class_folders
 from cofire.data.shards import Picture, Shards, read_header, remove_shards, write_shard
 from cofire.data.stored import decoders
@@ -200,7 +200,7 @@ def _classes(parts: dict[str, _Part]) -> tuple[str, ...]:
     named = {name: part.classes for name, part in parts.items() if part.classes}
     labels = max(part.labels for part in parts.values())
     if not named:
-        return tuple(str(label) for label in range(labels))
+        return tuple(numbered(labels))
     check_same_classes(named)
     classes = next(iter(named.values()))
     if labels > len(classes):

@@ -29,7 +29,7 @@ from cofire.bench.peers import eager
 from cofire.bench.portable import pooled_slices
 from cofire.bench.report import plot, table
 from cofire.bench.rounds import Contestant, interleaved, pinned, ratio_by_round, ratio_of_medians, rotated, spread
-from cofire.bench.run import SLICED
+from cofire.bench.run import LARGEST_ERROR, SLICED
 from cofire.bench.sliced import Sliced
 from cofire.errors import ConfigError, DataError
 from cofire.export import folded
@@ -65,7 +65,7 @@ class StubEngine:
 
 def small_bench(plan: Plan | None = None, peers: tuple[Peer, ...] = PEERS[:1], **options: Any) -> Result:
     plan = plan or random_plan("resnet8_digits", macs=[0.5, 0.7])
-    options = {"rounds": 3, "warm_up": 1, "compile": StubEngine, "text": "", **options}
+    options = {"rounds": 3, "warm_up": 1, "precisions": ["float32"], "compile": StubEngine, "text": "", **options}
     return bench(plan, peers=peers, **options)
 
 
@@ -226,17 +226,19 @@ def test_slicing_takes_one_image_and_masks_before_the_addition() -> None:
 # Engines
 
 
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: f"{peer.name}, {peer.precision}")
 @pytest.mark.parametrize("name", ["resnet8_digits", "mobilenet_v2"])
 def test_an_installed_peer_passes_the_check(peer: Peer, name: str) -> None:
     if peer.missing:
         pytest.skip(f"not installed: {' '.join(peer.missing)}")
-    result = small_bench(random_plan(name), peers=(peer,))
+    result = small_bench(random_plan(name), peers=(peer,), precisions=[peer.precision])
     assert result.left_out == {}
-    timed = result.of(peer.name, None)
+    timed = result.of(peer.name, None, peer.precision)
     assert timed is not None
     assert timed.version
-    assert timed.error < 1e-3
+    assert timed.error < LARGEST_ERROR[peer.precision]
+    assert peer.precision == "float32" or timed.error > 1e-3  # or nothing was rounded
+    assert timed.agreement == 1.0
     assert len(timed.seconds) == 3
 
 
@@ -249,7 +251,7 @@ def test_compiled_pytorch_passes_the_check() -> None:
 def test_what_is_not_installed_is_named() -> None:
     absent = Peer("Fast Engine", ("no-such-package", "torch"), eager)
     result = small_bench(peers=(*PEERS[:1], absent))
-    assert result.left_out == {"Fast Engine": "not installed: pip install no-such-package"}
+    assert result.left_out == {"Fast Engine": "not installed: no-such-package; pip install 'cofire[peers]'"}
     assert "left out: Fast Engine: not installed" in rendered(table(result))
     assert result.to_json()["left_out"] == result.left_out
 
@@ -288,8 +290,7 @@ def test_a_peer_that_fails_does_not_stop_the_bench() -> None:
 
     result = small_bench(peers=(Peer("Broken", ("torch",), broken), *PEERS[:1]))
     assert result.left_out == {"Broken": "MemoryError: no room"}
-    assert result.fastest_dense is not None
-    assert result.fastest_dense.engine == "PyTorch"
+    assert result.to_json()["fastest_dense"] == "PyTorch"
 
 
 def test_without_our_engine_the_others_are_timed() -> None:
@@ -351,6 +352,85 @@ def test_a_strided_slice_becomes_a_pooling_with_the_same_values() -> None:
         torch.testing.assert_close(found(x), model(x), rtol=1e-4, atol=1e-5)
 
 
+# Int8
+
+
+def rounding(model: nn.Module, x: Any, threads: int) -> Any:
+    """A peer in int8 that is roughly right; the more images it was calibrated on, the better."""
+    right = eager(model, x, threads)
+    return lambda image: right(image) * np.float32(1 + 0.1 / len(x))
+
+
+@pytest.mark.skipif(native_features() is None, reason="the native engine was not built")
+def test_int8_stands_beside_float32_and_each_is_held_against_the_fastest_of_its_own() -> None:
+    plan = random_plan("resnet8_digits", macs=[0.5])
+    slow = Peer("Slow", ("torch",), eager)
+    peers = (slow, Peer("Rough", ("torch",), rounding, "int8"))
+    result = small_bench(plan, peers=peers, compile=compile_engine, precisions=["float32", "int8"])
+    assert result.left_out == {}
+    who = [(timed.engine, timed.precision, timed.point) for timed in result.timed]
+    assert who == [
+        *(("Slow", "float32", None), ("Rough", "int8", None), (NAME, "float32", None), (NAME, "float32", 0)),
+        *((NAME, "int8", None), (NAME, "int8", 0), (SLICED, "float32", 0)),
+    ]
+    found = json.loads(json.dumps(result.to_json()))
+    assert (found["fastest_dense"], found["fastest_dense_int8"]) == ("Slow", "Rough")
+    ours, rough = result.of(NAME, 0, "int8"), result.of("Rough", None, "int8")
+    assert ours is not None
+    assert rough is not None
+    expected = ratio_of_medians(ours.seconds, rough.seconds)
+    assert found["ratio_to_fastest_dense_int8"] == found["points"][0]["ratio_to_fastest_dense_int8"] == expected
+    assert [engine["precision"] for engine in found["engines"]] == [precision for _, precision, _ in who]
+    assert found["engines"][5]["ratio_to_fastest_dense_int8"] == expected
+    assert found["engines"][5]["ratio_to_fastest_dense"] == result.ratio(ours)
+    assert 1e-3 < ours.error < LARGEST_ERROR["int8"]
+    assert rendered(table(result)).count(" int8 ") == 4  # three rows, and the column of ratios
+
+
+def test_all_engines_in_int8_see_the_same_images() -> None:
+    plan = random_plan("resnet8_digits")
+    seen: list[Any] = []
+
+    def seeing(model: nn.Module, x: Any, threads: int) -> Any:
+        seen.append(x)
+        return eager(model, x, threads)
+
+    peers = (Peer("A", ("torch",), seeing), Peer("B", ("torch",), seeing, "int8"))
+    small_bench(plan, peers=peers, precisions=["float32", "int8"])
+    assert [len(x) for x in seen] == [1, len(plan.images)]
+    other = own_plan("x", tiny_gated(), images(2, (1, 8, 8)), "two", calibration=images(5, (1, 8, 8)))
+    small_bench(other, peers=peers[1:], precisions=["int8"])
+    assert np.array_equal(seen[-1], images(5, (1, 8, 8)).numpy())
+
+
+def test_an_engine_in_int8_may_be_roughly_right_and_no_more() -> None:
+    def far_off(model: nn.Module, x: Any, threads: int) -> Any:
+        right = eager(model, x, threads)
+        return lambda image: right(image)[:, ::-1]
+
+    peers = (Peer("Rough", ("torch",), rounding, "int8"), Peer("Far", ("torch",), far_off, "int8"))
+    result = small_bench(random_plan("resnet8_digits"), peers=peers, precisions=["int8"])
+    assert list(result.left_out) == ["Far, int8"]
+    assert result.left_out["Far, int8"].startswith("refused: its logits must be within 1 standard deviations")
+
+
+def test_accuracy_and_agreement_by_hand() -> None:
+    gated = tiny_gated().eval()
+    x = images(4, (1, 8, 8))
+    with torch.no_grad():
+        said = gated.backbone(x).argmax(1)
+        gates_say = gated(x).argmax(1)
+    labels = torch.cat([said[:3], (said[3:] + 1) % 10])
+    result = small_bench(own_plan("digits", gated, x, "four images", labels=labels))
+    dense, ours = result.of("PyTorch", None), result.of(NAME, 0)
+    assert dense is not None
+    assert ours is not None
+    assert (dense.agreement, dense.accuracy) == (1.0, 0.75)
+    assert ours.agreement == float((gates_say == said).double().mean())
+    assert ours.accuracy == float((gates_say == labels).double().mean())
+    assert "75.0 %" in rendered(table(result))
+
+
 # Results
 
 
@@ -381,8 +461,7 @@ def test_the_json_has_what_is_promised(tmp_path: Path) -> None:
 def test_our_own_dense_engine_is_not_the_measure() -> None:
     result = small_bench(random_plan("resnet8_digits"))
     assert [timed.engine for timed in result.timed] == ["PyTorch", NAME]
-    assert result.fastest_dense is not None
-    assert result.fastest_dense.engine == "PyTorch"
+    assert result.to_json()["fastest_dense"] == "PyTorch"
     assert result.to_json()["ratio_to_fastest_dense"] == result.ratio(result.of(NAME, None))
 
 
@@ -457,7 +536,8 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command with PyTorch alone, and the stub for our engine."""
     monkeypatch.setattr(bench_command, "PEERS", PEERS[:1])
     run = bench_command.run_bench
-    monkeypatch.setattr(bench_command, "run_bench", lambda *args, **kw: run(*args, **kw, compile=StubEngine))
+    float32 = {"compile": StubEngine, "precisions": ["float32"]}
+    monkeypatch.setattr(bench_command, "run_bench", lambda *args, **kw: run(*args, **{**kw, **float32}))
 
 
 @pytest.mark.usefixtures("stubbed")

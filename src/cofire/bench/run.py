@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from cofire.backbones import create_backbone
 from cofire.bench import ours
 from cofire.bench.masks import MaskPool, pool_for_keep, pool_for_macs
-from cofire.bench.peers import PEERS, Array, Infer, Peer, PeerError, torch_threads
+from cofire.bench.peers import PEERS, PYTORCH, Array, Infer, Peer, PeerError, torch_threads
 from cofire.bench.results import MeasuredCost, Result, Timed
 from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
@@ -29,7 +29,8 @@ from cofire.gates.gating import GatedModel, gate
 from cofire.graph.graph import default_input_shape
 from cofire.progress import progress
 from cofire.runtime.engine import Precision
-from cofire.runtime.quantized import quantize
+from cofire.runtime.interpreter import trace
+from cofire.runtime.quantized import Quantized, quantize
 
 SLICED = "PyTorch sliced"
 LARGEST_ERROR: dict[Precision, float] = {"float32": 1e-3, "int8": 1.0}  # of the logits' standard deviation
@@ -139,7 +140,23 @@ def bench(
     compile: ours.Compile = ours.compile_engine,
     text: str = "timing",
 ) -> Result:
-    """Time every engine on ``plan``: dense ones on the plain model; ours and sliced PyTorch on each point as well.
+    """One run of `bench_runs`."""
+    (found,) = bench_runs(plan, 1, threads, rounds, warm_up, peers, precisions, compile, text)
+    return found
+
+
+def bench_runs(
+    plan: Plan,
+    runs: int,
+    threads: int = 1,
+    rounds: int = 100,
+    warm_up: int = 10,
+    peers: Sequence[Peer] = PEERS,
+    precisions: Sequence[Precision] = get_args(Precision),
+    compile: ours.Compile = ours.compile_engine,
+    text: str = "timing",
+) -> list[Result]:
+    """Time every engine on ``plan``, ``runs`` times: dense ones on the plain model; ours and sliced ones on each point.
 
     The process stays on as many cores as ``threads``. Each engine must first give PyTorch's logits, in int8 roughly.
     One that is not installed, fails or gives others is named in ``left_out``, and the bench goes on. All that run in
@@ -156,36 +173,22 @@ def bench(
             who = Who(ours.NAME, version(), precision)
             lineup.try_dense(who, [], partial(_ours, compile, precision))
             lineup.try_gated(who, partial(_ours_gated, compile, plan, precision))
-        if "float32" in precisions:
+        if "float32" in precisions and any(peer.name == PYTORCH for peer in peers):
             lineup.try_gated(Who(SLICED, torch.__version__, "float32"), partial(_sliced_gated, plan))
-        contestants = {str(number): entry.contestant for number, entry in enumerate(lineup.entries)}
-        with progress(text) as bar:
-            task = bar.add_task(text, total=warm_up + rounds)
-            seconds = interleaved(contestants, rounds, warm_up, told=lambda done: bar.update(task, completed=done))
-    return Result(
-        network=plan.network,
-        input_shape=plan.gated.graph.input_shape,
-        inputs=plan.inputs,
-        masks="the gates' own" if None in plan.pools else f"random, uniform keep rate, {SETS} sets",
-        threads=threads,
-        rounds=rounds,
-        warm_up=warm_up,
-        seed=plan.seed,
-        dense_macs=plan.gated.cost({}).dense_total,
-        units=plan.gated.units,
-        points=_points(plan),
-        timed=tuple(
-            dataclasses.replace(entry.timed, seconds=seconds[str(number)])
-            for number, entry in enumerate(lineup.entries)
-        ),
-        left_out=lineup.left_out,
-    )
+        return [lineup.time(rounds, warm_up, text) for _ in range(runs)]
 
 
 Setting = Callable[[int], AbstractContextManager[object]]
 Force = Callable[[Mapping[str, Tensor]], AbstractContextManager[object]]
-Gated = tuple[Infer, Force]
-"""A call, and how masks are forced on it."""
+
+
+class Gated(NamedTuple):
+    """An engine that masks can be forced on."""
+
+    infer: Infer
+    force: Force
+    expected: Callable[[Array, Mapping[str, Tensor]], Array]
+    """What PyTorch says of an image under masks, in the precision of the engine."""
 
 
 class Who(NamedTuple):
@@ -234,19 +237,17 @@ class _Lineup:
         if not self.plan.pools or who.label in self.left_out:
             return
         with self._trying(f"{who.label}, gated"):
-            infer, force = build(self.threads)
+            engine = build(self.threads)
             for point, pool in enumerate(self.plan.pools):
-                errors = [self._gated_error(infer, force, pool, n) for n in range(2)]
-                self._add(who, point, errors, infer, partial(_forced, pool, force))
+                errors = [self._gated_error(engine, pool, n) for n in range(2)]
+                self._add(who, point, errors, engine.infer, partial(_forced, pool, engine.force))
 
-    def _gated_error(self, infer: Infer, force: Force, pool: MaskPool | None, n: int) -> float:
+    def _gated_error(self, engine: Gated, pool: MaskPool | None, n: int) -> float:
         """Under forced masks, the gates' own where they are free: a tie of a head would be no error of an engine."""
-        x, gated = self.plan.image(n), self.plan.gated
-        masks = _own_masks(gated, x) if pool is None else pool.number(n)
-        with gated.force(masks):
-            expected = _logits(gated, x)
-        with force(masks):
-            return _error(infer(x), expected)
+        x = self.plan.image(n)
+        masks = _own_masks(self.plan.gated, x) if pool is None else pool.number(n)
+        with engine.force(masks):
+            return _error(engine.infer(x), engine.expected(x, masks))
 
     def _add(self, who: Who, point: int | None, errors: list[float], infer: Infer, setting: Setting) -> None:
         error, most = float(np.max(errors)), LARGEST_ERROR[who.precision]  # NaN if one of them is
@@ -274,6 +275,32 @@ class _Lineup:
         """What the dense model says in float32 of each image."""
         return _said(partial(_logits, self.plan.gated.backbone), self.plan)
 
+    def time(self, rounds: int, warm_up: int, text: str) -> Result:
+        """One run of all engines."""
+        contestants = {str(number): entry.contestant for number, entry in enumerate(self.entries)}
+        with progress(text) as bar:
+            task = bar.add_task(text, total=warm_up + rounds)
+            seconds = interleaved(contestants, rounds, warm_up, told=lambda done: bar.update(task, completed=done))
+        plan = self.plan
+        return Result(
+            network=plan.network,
+            input_shape=plan.gated.graph.input_shape,
+            inputs=plan.inputs,
+            masks="the gates' own" if None in plan.pools else f"random, uniform keep rate, {SETS} sets",
+            threads=self.threads,
+            rounds=rounds,
+            warm_up=warm_up,
+            seed=plan.seed,
+            dense_macs=plan.gated.cost({}).dense_total,
+            units=plan.gated.units,
+            points=_points(plan),
+            timed=tuple(
+                dataclasses.replace(entry.timed, seconds=seconds[str(number)])
+                for number, entry in enumerate(self.entries)
+            ),
+            left_out=self.left_out,
+        )
+
     @contextmanager
     def _trying(self, name: str) -> Iterator[None]:
         try:
@@ -288,30 +315,41 @@ def _forced(pool: MaskPool | None, force: Force, n: int) -> AbstractContextManag
 
 
 def _ours(compile: ours.Compile, precision: Precision, model: nn.Module, x: Array, threads: int) -> Infer:
-    engine = _compiled(compile, precision, model, x)
+    chosen = model if precision == "float32" else quantize(model, torch.from_numpy(x))
+    _, channels, height, width = x.shape
+    engine = compile(chosen, (channels, height, width))
     return lambda x: np.asarray(engine(x, threads=threads))
 
 
-def _compiled(compile: ours.Compile, precision: Precision, model: nn.Module, x: Array) -> ours.Engine:
-    chosen = model if precision == "float32" else quantize(model, torch.from_numpy(x))
-    _, channels, height, width = x.shape
-    return compile(chosen, (channels, height, width))
-
-
 def _ours_gated(compile: ours.Compile, plan: Plan, precision: Precision, threads: int) -> Gated:
-    engine = _compiled(compile, precision, plan.gated, plan.shown)
-    return lambda x: np.asarray(engine(x, threads=threads)), partial(engine.force, heads=True)
+    model: nn.Module = plan.gated
+    expected = partial(_logits_under, plan.gated)
+    if precision == "int8":
+        model = quantized = quantize(plan.gated, torch.from_numpy(plan.shown))
+        expected = partial(_simulated, quantized)
+    engine = compile(model, plan.gated.graph.input_shape)
+    return Gated(lambda x: np.asarray(engine(x, threads=threads)), partial(engine.force, heads=True), expected)
 
 
 def _sliced_gated(plan: Plan, threads: int) -> Gated:
     sliced = Sliced(plan.gated)
-    return lambda x: sliced(torch.from_numpy(x)).numpy(), sliced.force
+    infer = partial(_logits, sliced)
+    return Gated(infer, sliced.force, partial(_logits_under, plan.gated))
 
 
-def _logits(model: nn.Module, x: Array) -> Array:
+def _logits(model: Callable[[Tensor], Tensor], x: Array) -> Array:
     with torch.no_grad():
         logits: Array = model(torch.from_numpy(x)).numpy()
     return logits
+
+
+def _logits_under(gated: GatedModel, x: Array, masks: Mapping[str, Tensor]) -> Array:
+    with gated.force(masks):
+        return _logits(gated, x)
+
+
+def _simulated(quantized: Quantized, x: Array, masks: Mapping[str, Tensor]) -> Array:
+    return _logits(lambda x: trace(quantized.program, x, forced=masks).out, x)
 
 
 def _said(infer: Infer, plan: Plan) -> NDArray[np.int64]:

@@ -115,6 +115,7 @@ def solve(
     latency_ms: Annotated[
         float | None, typer.Option(help="Or milliseconds per image in the native engine on this machine.")
     ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Milliseconds of the engine in int8.")] = False,
     overrides: Overrides = None,
     images: NumImages = 2000,
     as_json: AsJson = False,
@@ -122,8 +123,14 @@ def solve(
     """The ratio r for a budget of MACs or of milliseconds, before any training."""
     if (macs is None) == (latency_ms is None):
         raise ConfigError(f"solve takes one of --macs and --latency-ms, got {'neither' if macs is None else 'both'}")
+    if int8 and latency_ms is None:
+        raise ConfigError("--int8 changes milliseconds, not MACs: it needs --latency-ms, got --macs")
     solution = runs.solve_experiment(
-        read_experiment(recipe, overrides or ()), macs=macs, latency_ms=latency_ms, images=images
+        read_experiment(recipe, overrides or ()),
+        macs=macs,
+        latency_ms=latency_ms,
+        precision="int8" if int8 else "float32",
+        images=images,
     )
     show(as_json, solution.to_json(), f"{solution}\nuse it: --set gate.ratio={solution.config.ratio:.4f}")
 

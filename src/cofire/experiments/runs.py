@@ -217,19 +217,14 @@ def estimate_experiment(
 
 
 def solve_experiment(
-    experiment: Experiment,
-    *,
-    macs: float | None = None,
-    latency_ms: float | None = None,
-    precision: Precision = "float32",
-    images: int = 2000,
+    experiment: Experiment, *, images: int = 2000, precision: Precision = "float32", **budget: float | None
 ) -> Solution:
-    """The ratio for a budget on an experiment's model."""
+    """The ratio for a budget on an experiment's model: ``macs`` or ``latency_ms``, as `solve_ratio` takes them."""
     sets = read_sets(experiment)
     model = build_model(experiment, sets)
     config = _foretold_config(experiment, model, sets)
     loader = _training_images(experiment, sets, images)
-    return solve_ratio(model, config, loader, macs=macs, latency_ms=latency_ms, precision=precision)
+    return solve_ratio(model, config, loader, precision=precision, **budget)
 
 
 def train_experiment(experiment: Experiment, out: str | Path, *, track: Track | None = None) -> dict[str, Any]:

@@ -72,10 +72,12 @@ fuzz: .venv/demo.stamp ## coverage-guided fuzz of the loader and the engine, FUZ
 
 FUZZ_FILES ?= 1000000
 fuzz-readers: .venv/dev.stamp ## FUZZ_FILES mutated programs through both readers, all kernel sets and the interpreter; hours
-	OMP_NUM_THREADS=1 $(BIN)/python tests/differential.py $(FUZZ_FILES) 1 1.0
+	OMP_NUM_THREADS=1 $(BIN)/python tests/differential.py $(FUZZ_FILES) 1 build/differential
 
-fuzz-python: .venv/fuzz.stamp ## Atheris on recipes, results, model folders, tuning files, Parquet and archives, FUZZ_SECONDS long
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_python.py -max_total_time=$(FUZZ_SECONDS)
+READERS := recipes results configs tensors tunings parquet pictures sets archives
+fuzz-python: .venv/fuzz.stamp ## Atheris on each of tests/readers.py, FUZZ_SECONDS long
+	set -e; for reader in $(READERS); do \
+	    OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_python.py $$reader -max_total_time=$(FUZZ_SECONDS); done
 
 soak: .venv/dev.stamp ## a million images by eight callers; minutes
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py 1000000

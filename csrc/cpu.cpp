@@ -71,9 +71,10 @@ bool runs_level(std::string_view level, const std::vector<std::string>& features
            });
 }
 
-std::vector<std::string> cpu_features() {
+namespace {
+
+std::vector<std::string> asked_features() {
 #if defined(__x86_64__)
-    // Asked at run time: the machine that runs a wheel is not the one that built it.
     CpuAnswers answers{};
     uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
     if (__get_cpuid(1, &eax, &ebx, &ecx, &edx)) answers.leaf1_ecx = ecx;
@@ -90,6 +91,15 @@ std::vector<std::string> cpu_features() {
 #else
     return {};
 #endif
+}
+
+}  // namespace
+
+std::vector<std::string> cpu_features() {
+    // Asked at run time: the machine that runs a wheel is not the one that built it. And once: a virtual machine's
+    // CPU is slow to answer.
+    static const std::vector<std::string> features = asked_features();
+    return features;
 }
 
 std::string machine() {

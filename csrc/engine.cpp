@@ -100,8 +100,8 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
         for (const Op& op : ops)
             state_->algorithms.push_back(op.kind == Kind::conv || op.kind == Kind::conv8 ? "ref" : "-");
     else
-        state_->algorithms =
-            tuning.empty() ? tune(prepared.program, *kernels, limits) : parse_tuning(prepared.program, tuning);
+        state_->algorithms = tuning.empty() ? tune(prepared.program, *kernels, limits)
+                                            : parse_tuning(prepared.program, *kernels, tuning);
     for (size_t i = 0; i < ops.size(); ++i) {
         prepared.convs.push_back(nullptr);
         prepared.convs8.push_back(nullptr);

@@ -1,6 +1,7 @@
 // Memory for the inner loops: zeroed, aligned to cache lines, on huge pages where it is large or shares them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -47,13 +48,16 @@ class Floats {
 
 // Also known as a bump allocator: many arrays side by side, so that small ones lie on huge pages too: a network of
 // small convs would need thousands of others, whose addresses no CPU remembers from one image to the next. They live as
-// long as the arena.
+// long as the arena. Where `about` as much is asked for as a small program needs, no huge page is cleared for it.
 class Arena {
    public:
+    Arena() = default;
+    explicit Arena(int64_t about) : chunk_(whole(std::max<int64_t>(1, std::min(about, kChunk)), 16)) {}
+
     float* take(int64_t size) {
         size = whole(size, 16);
         if (size > left_) {
-            chunks_.emplace_back(whole(size, kChunk));
+            chunks_.emplace_back(whole(size, chunk_));
             const int64_t spare = chunks_.back().size() - size;
             if (spare <= left_) return chunks_.back().data();
             next_ = chunks_.back().data(), left_ = spare + size;
@@ -70,6 +74,7 @@ class Arena {
 #endif
     static int64_t whole(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 
+    int64_t chunk_ = kChunk;
     std::vector<Floats> chunks_;
     float* next_ = nullptr;
     int64_t left_ = 0;

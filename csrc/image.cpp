@@ -71,6 +71,7 @@ void Channels::list_on() {
 Image::Image(const Prepared& prepared, int threads)
     : prepared_(prepared),
       wide_(up(2 * widest(prepared.program), kLine) + kSlack),
+      arena_(prepared.plan.floats + prepared.room(threads) + (4 + 2 * threads) * wide_),
       buffers_(arena_.take(prepared.plan.floats + kSlack)),
       room_(arena_.take(prepared.room(threads))),
       pooled_(arena_.take(wide_)),

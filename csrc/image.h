@@ -14,6 +14,8 @@
 
 namespace cofire {
 
+constexpr int kLaidOut = 8;  // floats that a weight may well become where convs lay it out anew
+
 // What all images share: made once per engine, never changed afterwards.
 struct Prepared {
     Program program;
@@ -23,7 +25,8 @@ struct Prepared {
     std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
     std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
 
-    Prepared(Program given, const Kernels& set) : program(std::move(given)), plan(program), kernels(set) {}
+    Prepared(Program given, const Kernels& set)
+        : program(std::move(given)), plan(program), kernels(set), arena(kLaidOut * program.weights.size()) {}
     int64_t room(int threads) const;
     double bytes() const;                 // of one image on one thread, with the convs that are there
     int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv
@@ -108,8 +111,8 @@ class Image {
     float* sums(int buffer) { return sums_.data() + sum_offsets_[buffer]; }
 
     const Prepared& prepared_;
-    Arena arena_;
     const int64_t wide_;  // floats for two numbers per channel
+    Arena arena_;
     float *const buffers_, *const room_, *const pooled_, *const softmax_, *const logits_, *const biases_;
     std::vector<float> peaks_, sums_;                         // sums_: NaN where nobody took it
     std::vector<int64_t> peak_offsets_, sum_offsets_, macs_;  // macs_: per member, of this op and the one before

@@ -22,6 +22,7 @@ constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-le
 constexpr int64_t kMemory = 12 << 20, kNear = 512 << 10;
 constexpr int kRounds = 10;
 constexpr int kSample = 8;             // pixels along the side of a map that errors are measured on
+constexpr int kTogether = 16;          // filters whose errors are measured together
 constexpr double kOverflowing = 1e60;  // squares of weights whose sums may well leave float32: each would be repaired
 constexpr double kMostTried = double(int64_t(1) << 32);  // steps of work: a conv that takes longer is not timed
 constexpr double kHopeless = 1.3;                        // times the best after the first rounds: not tried again
@@ -141,9 +142,26 @@ std::string shape_key(const Op& op, Shape x, Shape y) {
     return key.str();
 }
 
+// Whether an algorithm may be chosen for a conv with these weights. All but Winograd's add up the products themselves.
+bool is_exact(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x, Shape y) {
+    return algorithm.rfind("wino", 0) != 0 || inexactness(algorithm, kernels, op, x, y) <= kMostInexact;
+}
+
 }  // namespace
 
 double inexactness(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x, Shape y) {
+    if (op.groups == 1 && y.c > kTogether) {  // a few filters at a time, whose weights stay in the cache
+        const int64_t size = int64_t(x.c) * op.kernel.h * op.kernel.w;
+        double most = 0;
+        for (int first = 0; first < y.c; first += kTogether) {
+            Op some = op;
+            some.weight += first * size;
+            const double found = inexactness(algorithm, kernels, some, x, {std::min(kTogether, y.c - first), y.h, y.w});
+            if (!(found <= most)) most = found;
+            if (std::isnan(most)) return most;
+        }
+        return most;
+    }
     Op sums = op;  // without what comes after them, on a map of a few tiles
     sums.act = Act::none, sums.residual = false, sums.padding = {0, 0, 0, 0};
     const std::vector<float> no_bias(y.c, 0.0f);
@@ -154,7 +172,7 @@ double inexactness(const std::string& algorithm, const Kernels& kernels, const O
     const Shape to{y.c, std::min(y.h, kSample), std::min(y.w, kSample)};
     const Shape from{x.c, reach(to.h, op.stride.h, op.kernel.h, op.dilation.h),
                      reach(to.w, op.stride.w, op.kernel.w, op.dilation.w)};
-    Arena arena;
+    Arena arena(0);
     const auto conv = make_conv(algorithm, kernels, sums, from, to, arena);
     const std::vector<float> nothing;
     Trial trial{sums,   from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
@@ -207,7 +225,7 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
         }
         std::vector<std::string>& names = known[shape_key(op, x, y)];
         if (names.empty()) {
-            Arena arena;
+            Arena arena = seconds > 0 ? Arena() : Arena(0);
             const std::vector<Competitor> competitors = competitors_of(op, x, y, kernels, limits, arena);
             for (const Competitor& competitor : competitors) names.push_back(competitor.name);
             if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
@@ -216,15 +234,13 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
                                       [&](const std::string& name) { return name == best; });
             }
         }
-        const auto exact = [&](const std::string& name) {
-            return name.rfind("wino", 0) != 0 || inexactness(name, kernels, op, x, y) <= kMostInexact;
-        };
-        words.push_back(*std::find_if(names.begin(), names.end(), exact));
+        words.push_back(*std::find_if(names.begin(), names.end(),
+                                      [&](const std::string& name) { return is_exact(name, kernels, op, x, y); }));
     }
     return words;
 }
 
-std::vector<std::string> parse_tuning(const Program& program, const std::string& text) {
+std::vector<std::string> parse_tuning(const Program& program, const Kernels& kernels, const std::string& text) {
     std::istringstream stream(text);
     std::vector<std::string> words;
     for (std::string word; stream >> word;) words.push_back(word);
@@ -240,6 +256,9 @@ std::vector<std::string> parse_tuning(const Program& program, const std::string&
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");
+        if (op.kind == Kind::conv && !is_exact(words[i], kernels, op, x, y))
+            throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
+                                     "', which is too inexact with its weights; delete the tuning file");
     }
     return words;
 }

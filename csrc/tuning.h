@@ -22,7 +22,8 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
 double inexactness(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x, Shape y);
 constexpr double kMostInexact = 5e-4;  // of an algorithm that may be chosen; docs/numerics.md
 
-// The words of a text made from an earlier result; throws if they do not fit the program.
-std::vector<std::string> parse_tuning(const Program& program, const std::string& text);
+// The words of a text made from an earlier result; throws if they do not fit the program, or name an algorithm that
+// `tune` would refuse for its error.
+std::vector<std::string> parse_tuning(const Program& program, const Kernels& kernels, const std::string& text);
 
 }  // namespace cofire

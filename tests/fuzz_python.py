@@ -1,88 +1,46 @@
-"""Atheris on the readers that are Python: ``make fuzz-python``. Whatever a file holds, the error is one of cofire's.
+"""Atheris on the readers that are Python: whatever a file holds, the error is one of cofire's.
 
-The first byte of a case says which reader gets the rest.
+``python tests/fuzz_python.py READER [OPTION OF LIBFUZZER...]``, or ``make fuzz-python`` for all of ``readers.py``, one
+after the other. It begins with the reader's folder in ``attacks/``.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 
 import atheris
+from readers import ATTACKS, READERS
 
-with atheris.instrument_imports(include=["cofire"]):
-    from cofire import load, load_program
-    from cofire.data.layouts import open_prepared, prepare
-    from cofire.data.sources import cifar10
-    from cofire.errors import CofireError
-    from cofire.experiments.recipes import read_experiment
-    from cofire.experiments.runs import read_result
-    from cofire.files.tensors import read_tensors
+from cofire.errors import CofireError
 
-GOLDEN = sorted((Path(__file__).parent / "golden" / "program_v1").glob("*.cofire"))[0].read_bytes()
+PACKAGES = ("cofire", "tomllib", "json", "tarfile", "PIL")  # whose branches guide the fuzz
 
 
-def _tuning(folder: Path, content: bytes) -> None:
-    (folder / "x.cofire").write_bytes(GOLDEN)
-    (folder / "x.cofire.tuning").write_bytes(content)
-    load_program(folder / "x.cofire")
+def main(name: str, options: list[str]) -> None:
+    read = READERS[name]
 
+    def one(data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder, suppress(CofireError):
+            read(Path(folder), data)
 
-def _parquet(folder: Path, content: bytes) -> None:
-    for part in ("train", "val"):
-        (folder / f"{part}.parquet").write_bytes(content)
-    prepare(folder, folder / "home")
-
-
-def _picture(folder: Path, content: bytes) -> None:
-    for part in ("train", "val"):
-        (folder / part / "a").mkdir(parents=True, exist_ok=True)
-        (folder / part / "a" / "x.png").write_bytes(content)
-    prepare(folder, folder / "home")
-
-
-def _model(folder: Path, content: bytes) -> None:
-    (folder / "config.json").write_bytes(content)
-    (folder / "model.safetensors").write_bytes(content)
-    load(folder)
-
-
-def _archive(folder: Path, content: bytes) -> None:
-    (folder / "cifar-10-python.tar.gz").write_bytes(content)
-    cifar10(folder)
-
-
-def _file(name: str, read: object) -> object:
-    def reads(folder: Path, content: bytes) -> None:
-        (folder / name).write_bytes(content)
-        read(folder / name if "." in name and name != "result.json" and name != "set.json" else folder)  # type: ignore[operator]
-
-    return reads
-
-
-READERS = [
-    _tuning,
-    _parquet,
-    _picture,
-    _model,
-    _archive,
-    _file("recipe.toml", read_experiment),
-    _file("result.json", read_result),
-    _file("set.json", open_prepared),
-    _file("x.safetensors", read_tensors),
-]
-
-
-def one(data: bytes) -> None:
-    """One case."""
-    if not data:
-        return
-    with tempfile.TemporaryDirectory() as folder, suppress(CofireError):
-        READERS[data[0] % len(READERS)](Path(folder), data[1:])  # type: ignore[operator]
+    for seed in sorted((ATTACKS / name).iterdir()):  # whatever is imported late is there now
+        one(seed.read_bytes())
+    for function in gc.get_objects():
+        if isinstance(function, FunctionType) and str(function.__module__).split(".")[0] in PACKAGES:
+            atheris.instrument_func(function)
+    found, corpus = Path("build/fuzz-python/found"), Path("build/fuzz-python") / name
+    found.mkdir(parents=True, exist_ok=True)
+    corpus.mkdir(exist_ok=True)
+    where = [f"-artifact_prefix={found}/{name}-", str(corpus), str(ATTACKS / name)]
+    limits = ["-max_len=8192", "-rss_limit_mb=2048", "-timeout=20", "-print_final_stats=1"]
+    atheris.Setup([sys.argv[0], *limits, *options, *where], one)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    atheris.Setup(sys.argv, one)
-    atheris.Fuzz()
+    main(sys.argv[1], sys.argv[2:])

@@ -14,13 +14,14 @@ from cofire.errors import FileError
 from cofire.files.lock import alone_in
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.timeout(600)  # half a minute each; on a busy machine ten times that
 
 
 def run(*arguments: str) -> str:
     """What a script of this folder prints; in a process of its own, for it forks before anything was computed."""
     script, *others = arguments
     command, environment = [sys.executable, str(HERE / script), *others], {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=580)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -81,10 +81,34 @@ def test_a_head_that_sees_a_nan_switches_all_off(level: str, threads: int) -> No
         assert not run(content, level, algorithm, x, threads)[1].any(), algorithm
 
 
-def test_winograd_is_not_chosen_where_it_is_inexact() -> None:
+def test_winograd_is_neither_chosen_nor_taken_from_a_file_where_it_is_inexact() -> None:
     """Weights so large that their transforms overflow, or so small that they vanish."""
     for size, winograd in ((1.0, True), (1e37, False), (1e-37, False)):
         tensors = {"c.w": np.random.default_rng(0).uniform(0.5, 1, size=(8, 8, 3, 3)) * size, "c.b": np.zeros(8)}
         shapes = [[8, 32, 32]] * 2
         content = hostile.file(shapes, [hostile.conv("c", 0, 1, (3, 3), padding=[1] * 4)], tensors)
         assert _native.Engine(content, tuning_seconds=0.0).tuning.startswith("wino") == winograd, size
+        if winograd:
+            assert _native.Engine(content, tuning="wino4").tuning == "wino4"
+        else:  # a tuning file has no more to say than the tuner
+            with pytest.raises(RuntimeError, match="'c' cannot be 'wino4', which is too inexact with its weights"):
+                _native.Engine(content, tuning="wino4")
+
+
+@pytest.mark.parametrize("level", ["ref", *LEVELS])
+def test_infinity_times_a_channel_that_is_not_live_is_zero(level: str) -> None:
+    """Where the activation lifts zero one sees it; the interpreter had NaN there."""
+    gate = {"group": 0, "head": {**HEAD, "weight": "h.w"}}
+    first = {**hostile.op("act", "a", [0], 1, act="relu", slope=0.0), "gate": gate}
+    second = hostile.op("mul", "m", [0, 1], 2, act="sigmoid", slope=0.0)
+    tensors = {"h.w": np.array([[1.0, 0.0], [-1.0, 0.0]])}
+    groups = [{"name": "g", "filters": 2}]
+    content = hostile.file([[2, 3, 3]] * 3, [first, second], tensors, groups=groups)
+    x = np.ones((1, 2, 3, 3), "f4")
+    x[0, 1, 1, 1] = -np.inf  # which the head, with its maxima, does not see
+    wanted = interpreter.trace(from_bytes(content), torch.from_numpy(x).double()).out.numpy()
+    out, masks = np.empty((1, 2, 3, 3), "f4"), np.zeros(2, "u1")
+    _native.Engine(content, level).run(x, out, 1, 0.0, False, masks, None, None, None, None, [])
+    assert masks.tolist() == [1, 0]
+    assert (out[0, 1] == 0.5).all()
+    np.testing.assert_allclose(out, wanted, rtol=1e-5)

@@ -1,80 +1,67 @@
-"""Published weights: named by where they come from, known again by their tensors, in any format."""
+"""What stands in pages and in the workflow is what was measured and what there is."""
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
+import json
+import re
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from small import digest as whole_digest
-from small import tiny_plain
+from small import ROOT
 
-from cofire import FileError, create_backbone, load_weights
-from cofire.backbones import published
-from cofire.backbones.published import PUBLISHED, Published
-from cofire.errors import ConfigError
-from cofire.experiments.recipes import parse_experiment
-from cofire.experiments.runs import build_model, read_sets
+WORKFLOW = ROOT / ".github" / "workflows" / "test.yml"
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A weights folder, and weights of our own that count as published."""
-    monkeypatch.setenv("COFIRE_WEIGHTS", str(tmp_path))
-    entry = Published(origin="example.org/tiny.pth", tensors=published.digest(tiny_plain(seed=5).state_dict()))
-    monkeypatch.setitem(PUBLISHED, "tiny", entry)
-    return tmp_path
+def jobs() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with the docs extra")
+    found: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    return found
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".th"])
-def test_any_format_of_the_same_tensors_will_do(suffix: str, home: Path) -> None:
-    wanted = tiny_plain(seed=5)
-    if suffix == ".safetensors":
-        save_file(wanted.state_dict(), home / f"tiny{suffix}")
-    else:
-        torch.save({"state_dict": {f"module.{k}": v for k, v in wanted.state_dict().items()}}, home / f"tiny{suffix}")
-    model = create_backbone("resnet8_digits", weights="published:tiny")
-    assert whole_digest(model) == whole_digest(wanted)
-    table = {"data": {"name": "digits"}, "backbone": {"name": "resnet8_digits", "weights": "published:tiny"}}
-    experiment = parse_experiment(table)
-    assert whole_digest(build_model(experiment, read_sets(experiment))) == whole_digest(wanted)
+def test_numerics_shows_the_measured_errors() -> None:
+    page = (ROOT / "docs" / "numerics.md").read_text()
+    networks = json.loads((ROOT / "results" / "winograd_error.json").read_text())["networks"]
+    assert re.findall(r"^## (.*)$", page, re.M) == list(networks)
+    for rows in networks.values():
+        for row in rows:
+            cells = ["" if row[name] is None else f"{row[name]:.1e}" for name in ("wino4", "wino2", "gemm")]
+            assert f"| {row['layer']} | {row['weights']} | {' | '.join(cells)} |\n" in page
+            assert max(row[name] or 0 for name in ("wino4", "wino2")) < 5e-4
 
 
-def test_other_tensors_are_refused_and_the_model_is_left_alone(home: Path) -> None:
-    save_file(tiny_plain(seed=6).state_dict(), home / "tiny.safetensors")
-    model = tiny_plain()
-    before = whole_digest(model)
-    with pytest.raises(FileError, match=r"tiny\.safetensors must hold the published weights 'tiny'.*example\.org"):
-        load_weights(model, "published:tiny")
-    assert whole_digest(model) == before
+def test_the_workflow_calls_targets_that_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    called = [
+        word
+        for job in jobs().values()
+        for step in job["steps"]
+        if step.get("run", "").startswith("make ")
+        for word in re.sub(r"\w+=\$\{\{.*?\}\}", "", step["run"]).split()[1:]
+    ]
+    assert {"test", "fuzz", "fuzz-python", "fuzz-readers", "soak", "kill", "cross", "wheels"} <= set(called)
+    assert set(called) <= set(targets)
 
 
-def test_an_original_file_may_be_known_by_its_own_digest(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save(tiny_plain(seed=5).state_dict(), home / "tiny.pth")
-    own = hashlib.sha256((home / "tiny.pth").read_bytes()).hexdigest()
-    monkeypatch.setitem(PUBLISHED, "tiny", Published(origin="example.org/tiny.pth", file=own[:8]))
-    assert whole_digest(create_backbone("resnet8_digits", weights="published:tiny")) == whole_digest(tiny_plain(seed=5))
-    monkeypatch.setitem(PUBLISHED, "tiny", Published(origin="example.org/tiny.pth", file="0" * 8))
-    with pytest.raises(FileError, match=rf"whose file has SHA-256 0+, got {own}"):
-        create_backbone("resnet8_digits", weights="published:tiny")
+def test_the_workflow_keeps_what_the_targets_write() -> None:
+    """Each folder that is kept as an artifact, or copied from, is named where it is made."""
+    makers = "".join((ROOT / name).read_text() for name in ("Makefile", "csrc/tests/fuzz.sh", "tests/fuzz_python.py"))
+    folders = re.findall(r"build/[\w/-]+", WORKFLOW.read_text())
+    assert folders
+    assert [folder for folder in folders if folder.rstrip("/") not in makers] == []
 
 
-@pytest.mark.parametrize("entry", PUBLISHED.values(), ids=list(PUBLISHED))
-def test_all_that_is_published_can_be_known_again(entry: Published) -> None:
-    assert (len(entry.tensors) == 64) != (len(entry.file) >= 8)
-    assert entry.file in entry.origin
-
-
-def test_a_missing_file_says_where_to_get_it_and_where_to_put_it(home: Path) -> None:
-    with pytest.raises(FileError, match=rf"get them from example\.org.*{home}/tiny\.safetensors.*COFIRE_WEIGHTS"):
-        create_backbone("resnet8_digits", weights="published:tiny")
-    with pytest.raises(ConfigError, match=r"unknown published weights 'tinny'; did you mean 'tiny'"):
-        create_backbone("resnet8_digits", weights="published:tinny")
-
-
-def test_the_folder_is_in_the_cache_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COFIRE_WEIGHTS", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert published.weights_root() == tmp_path / ".cache" / "cofire" / "weights"
+def test_wheels_have_provenance_and_a_bill_of_materials() -> None:
+    uses = [step["uses"] for job in jobs().values() for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@(v\d+(\.\d+)*|[0-9a-f]{40})", use) for use in uses), uses
+    wheel = jobs()["wheel"]
+    assert wheel["permissions"] == {"contents": "read", "id-token": "write", "attestations": "write"}
+    names = [step["uses"].split("@")[0] for step in wheel["steps"] if "uses" in step]
+    made = [
+        names.index(name) for name in ("anchore/sbom-action", "actions/attest-build-provenance", "actions/attest-sbom")
+    ]
+    assert made == sorted(made)
+    assert all(
+        step["with"]["subject-path"] == "dist/*.whl" for step in wheel["steps"] if "attest" in step.get("uses", "")
+    )
+    for job in jobs().values():
+        assert set(job.get("needs", [])) <= set(jobs())

@@ -240,5 +240,5 @@ def _unpacked(archive: Archive, content: bytes, where: str) -> tuple[Decoded, De
 def _parsed(archive: Archive, content: Content, where: str) -> tuple[Decoded, Decoded]:
     try:
         return archive.parse(content)
-    except (ValueError, TypeError, OSError, SyntaxError) as error:  # Pillow's are of all these kinds
+    except Exception as error:  # Pillow's are of all kinds
         raise FileError(f"{where} is damaged: {error}") from error

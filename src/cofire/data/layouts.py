@@ -119,7 +119,9 @@ def open_prepared(home: Path) -> tuple[Shards, Shards, tuple[str, ...]]:
         if summary["format"] != _FORMAT:
             raise FileError(f"{home / SUMMARY} must have format {_FORMAT!r}, got {summary['format']!r}")
         shards, classes = {name: int(summary["shards"][name]) for name in _PARTS}, tuple(summary["classes"])
-    except (KeyError, TypeError, ValueError) as error:
+        if min(shards.values()) < 1:
+            raise ValueError(f"shards {shards}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FileError(f"{home / SUMMARY} must be as `cofire data imagenet` writes it: {error!r}") from error
     return Shards(home / "train", range(shards["train"])), Shards(home / "val", range(shards["val"])), classes
 

@@ -151,7 +151,7 @@ def _read_table(path: Path, extending: tuple[Path, ...]) -> dict[str, Any]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(f"{named} does not exist") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{named} is not readable as TOML: {error}") from error
     base = table.pop("extends", None)
     if base is None:

@@ -322,10 +322,18 @@ def read_result(run: str | Path) -> dict[str, Any]:
         )
     if not (folder / "result.json").exists():
         raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
-    result: dict[str, Any] = read_json(folder / "result.json")
+    result = _read_table(folder / "result.json")
     if (folder / TWIN / "result.json").exists():
-        result["twin"] = read_json(folder / TWIN / "result.json")["test"]
+        result["twin"] = _read_table(folder / TWIN / "result.json")["test"]
     return result
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """A ``result.json``, which has at least what the model did on the test set."""
+    table = read_json(path)
+    if not isinstance(table, dict) or "test" not in table:
+        raise FileError(f"{path} must be a table with the entry 'test', as `cofire train` writes it; it is damaged")
+    return table
 
 
 def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:

@@ -59,13 +59,13 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file.
 
     Raises:
-        FileError: missing or not JSON.
+        FileError: missing, not JSON, or nested too deep.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path} is not readable as JSON: {error}") from error
 
 

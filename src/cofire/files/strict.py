@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, Literal, TypeVar, Union
 
 from cofire.errors import ConfigError, unknown
 
 T = TypeVar("T")
+# Kept: a program has many ops of the same kind, and each annotation is compiled.
+_hints: Callable[[Any], dict[str, Any]] = cache(typing.get_type_hints)
 
 
 def structure(cls: type[T], table: Mapping[str, Any], where: str) -> T:
@@ -22,7 +25,7 @@ def structure(cls: type[T], table: Mapping[str, Any], where: str) -> T:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where} must be a table, got {table!r}")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     for key in table:
         if key not in fields:
             raise unknown(f"key in {where}:", key, fields)
@@ -48,7 +51,7 @@ def unstructure(value: Any) -> Any:
 
 def check(instance: Any) -> None:
     """Raise unless every field of a dataclass holds a value of its type: ``Recipe.epochs must be of type int``."""
-    hints = typing.get_type_hints(type(instance))
+    hints = _hints(type(instance))
     for field in dataclasses.fields(instance):
         _value(hints[field.name], getattr(instance, field.name), f"{type(instance).__name__}.{field.name}")
 
@@ -102,9 +105,9 @@ def _toml_value(text: str) -> Any:
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or type(value) is hint:
         return value
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in args:
             return None

@@ -51,7 +51,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         header = json.loads(text)
         digest = header.pop("sha256")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} has a damaged header: {error!r}") from error
     if digest != _digest(tensors, header):
         raise FileError(f"{path} is damaged: its checksum is wrong")

@@ -65,7 +65,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         loaded = rebuild(config, model, tensors, str(folder))
     except CofireError:
         raise
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError, OverflowError) as error:
         raise FileError(f"{folder / 'config.json'} is damaged: {error!r}") from error
     fill(loaded, tensors, str(folder))
     return loaded.eval()

@@ -91,6 +91,11 @@ def _keeps_zero(op: Conv | Affine | Activation | Add | Mul) -> bool:
     return op.act not in ("sigmoid", "hardsigmoid", "softplus")
 
 
+def _alive(product: Tensor, live: Tensor) -> Tensor:
+    """Zero where a channel is not live: what it was multiplied with, infinity even, makes nothing of it."""
+    return product.masked_fill(~live[:, :, None, None], 0)
+
+
 def conv(
     op: Conv, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor | None = None
 ) -> Value:
@@ -109,7 +114,7 @@ def conv(
     if op.residual:
         assert _keeps_zero(op), "a residual is fused only with activations that leave zero at zero"
         assert src[1].data.shape == y.shape
-        y = y.masked_fill(~live[:, :, None, None], 0) + src[1].data
+        y = _alive(y, live) + src[1].data
         live = live | src[1].live
     return Value(_act(op, y), live)
 
@@ -131,7 +136,7 @@ def _affine(op: Affine, src: list[Value], mask: Tensor | None, shape: tuple[int,
     scale, shift = (values.to(x.data.dtype)[:, None, None] for values in (op.scale, op.shift))
     assert len(scale) == len(shift) == shape[0]
     assert op.lift or (_keeps_zero(op) and not shift.any()), "an affine that makes something of zero lifts"
-    return Value(_act(op, x.data * scale + shift), torch.ones_like(x.live) if op.lift else x.live)
+    return Value(_act(op, _alive(x.data * scale, x.live) + shift), torch.ones_like(x.live) if op.lift else x.live)
 
 
 def rescale(op: Rescale, src: list[Value], mask: Tensor | None, shape: tuple[int, int, int], factor: Tensor) -> Value:
@@ -152,7 +157,8 @@ def _pointwise(op: Add | Mul, src: list[Value], mask: Tensor | None, shape: tupl
     if isinstance(op, Add):
         y, live = one.data + other.data, one.live | other.live
     else:
-        y, live = one.data * other.data, one.live & other.live
+        live = one.live & other.live
+        y = _alive(one.data * other.data, live)
     return Value(_act(op, y), live if _keeps_zero(op) else torch.ones_like(live))
 
 

@@ -1,7 +1,7 @@
-"""The engine against the fastest dense engine: one thread, batch 1, heads included, random masks of uniform keep rate.
+"""The engine against the fastest dense engine of the same precision: one thread, batch 1, heads included.
 
-For each network three runs of interleaved rounds; of each ratio the middle run counts, beside its limit. Needs the
-other engines: pip install '.[peers]'.
+Random weights, images and masks of uniform keep rate. For each network three runs of interleaved rounds; of each ratio
+the middle run counts, beside its limit. Needs the other engines: make peers.
 
 Usage: python benchmarks/latency.py [--only resnet34] [--runs 3] [--rounds 100] [--json results/bench_latency.json]
 """
@@ -10,30 +10,54 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
-from cofire.bench import Result, bench, random_plan
+from cofire.bench import Result, bench_runs, random_plan
 from cofire.bench.ours import NAME
-from cofire.bench.peers import PEERS
+from cofire.bench.peers import PEERS, PYTORCH
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
+from cofire.runtime.engine import Precision
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import zoo  # noqa: F401  makes timm import beside any build of torch
 
 DENSE = 1.0
-LIMITS: dict[str, dict[float, float]] = {  # network -> share of the MACs that remains -> largest ratio
-    "resnet34": {DENSE: 0.92, 0.74: 0.76, 0.62: 0.68, 0.48: 0.58},
-    "resnet18": {DENSE: 1.00, 0.48: 0.65},
-    "vgg16_bn": {DENSE: 0.85, 0.48: 0.55, 0.25: 0.42},
-    "resnet56": {DENSE: 0.80, 0.62: 0.65},
-    "mobilenet_v1_imagenet": {DENSE: 1.10, 0.48: 0.70},
+REPORT = None  # no limit
+Limits = dict[float, float | None]  # share of the MACs that remains -> largest ratio
+LIMITS: dict[str, dict[Precision, Limits]] = {
+    "resnet34": {
+        "float32": {DENSE: 0.90, 0.74: 0.76, 0.62: 0.68, 0.48: 0.50},
+        "int8": {DENSE: 0.90, 0.48: 0.50},
+    },
+    "resnet18": {"float32": {DENSE: 0.90, 0.48: 0.52}, "int8": {DENSE: 0.95, 0.48: 0.55}},
+    "resnet50": {"float32": {DENSE: REPORT, 0.48: REPORT}, "int8": {DENSE: REPORT, 0.48: REPORT}},
+    "mobilenet_v2_imagenet": {"float32": {DENSE: REPORT, 0.48: REPORT}, "int8": {DENSE: REPORT, 0.48: REPORT}},
+    "timm:tf_efficientnet_lite0": {"float32": {DENSE: REPORT, 0.48: REPORT}, "int8": {DENSE: REPORT, 0.48: REPORT}},
+    "vgg16_bn": {"float32": {DENSE: 0.80, 0.48: 0.52, 0.25: 0.42}, "int8": {DENSE: 0.90, 0.48: 0.50}},
+    "resnet56": {"float32": {DENSE: 0.72, 0.62: 0.60}, "int8": {DENSE: 0.85, 0.62: 0.65}},
+    "mobilenet_v1_imagenet": {"float32": {DENSE: 1.05, 0.48: 0.60}, "int8": {DENSE: 1.10, 0.48: 0.65}},
 }
+RIVALS = tuple(peer for peer in PEERS if peer.name != PYTORCH)  # which is never the fastest, and slow
 
 
-def ratios(result: Result, limits: dict[float, float]) -> dict[float, float | None]:
-    """Share of the MACs that remains -> ratio of one run; None where our engine did not run."""
-    shares = [share for share in limits if share != DENSE]
-    points: dict[float, int | None] = {DENSE: None, **{share: number for number, share in enumerate(shares)}}
-    return {share: result.ratio(result.of(NAME, point)) for share, point in points.items()}
+def shares(limits: dict[Precision, Limits]) -> list[float]:
+    """The points that are measured; dense is none of them."""
+    return sorted({share for each in limits.values() for share in each if share != DENSE}, reverse=True)
+
+
+def rows(results: list[Result], limits: dict[Precision, Limits]) -> list[dict[str, Any]]:
+    """A row for each precision and share, with the ratio of each run."""
+    points: dict[float, int | None] = {DENSE: None, **{share: n for n, share in enumerate(shares(limits))}}
+    found = []
+    for precision, each in limits.items():
+        for share, limit in each.items():
+            ratios = [run.ratio(run.of(NAME, points[share], precision), precision) for run in results]
+            row = {"precision": precision, "macs": share, "ratios": ratios, "middle": middle(ratios), "limit": limit}
+            found.append(row)
+    return found
 
 
 def middle(found: list[float | None]) -> float | None:
@@ -43,29 +67,23 @@ def middle(found: list[float | None]) -> float | None:
 
 def measure(name: str, runs: int, rounds: int, warm_up: int, threads: int) -> dict[str, Any]:
     limits = LIMITS[name]
-    plan = random_plan(name, macs=[share for share in limits if share != DENSE])
-    results = []
-    for number in range(runs):
-        results.append(bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, text=f"{name}, run {number + 1}"))
-    by_run = [ratios(result, limits) for result in results]
-    rows = []
-    for share, limit in limits.items():
-        each = [run[share] for run in by_run]
-        rows.append({"macs": share, "ratios": each, "middle": middle(each), "limit": limit})
-    return {"rows": rows, "runs": [result.to_json() for result in results]}
+    plan = random_plan(name, macs=shares(limits))
+    results = bench_runs(plan, runs, threads=threads, rounds=rounds, warm_up=warm_up, peers=RIVALS, text=name)
+    return {"rows": rows(results, limits), "runs": [result.to_json() for result in results]}
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    fastest = sorted({run["fastest_dense"] for run in found["runs"]})
-    print(f"{name}: against {', '.join(fastest)}")
+    for key, precision in (("fastest_dense", "float32"), ("fastest_dense_int8", "int8")):
+        print(f"{name}: {precision} against {', '.join(sorted({str(run[key]) for run in found['runs']}))}")
     for row in found["rows"]:
         what = "dense" if row["macs"] == DENSE else f"{100 * row['macs']:.0f} % of MACs"
+        limit = "no limit" if row["limit"] is None else f"limit {row['limit']:.2f}"
         if row["middle"] is None:
-            print(f"  {what:14s} our engine did not run; limit {row['limit']:.2f}")
+            print(f"  {row['precision']:8s}{what:14s} our engine or every other did not run; {limit}")
             continue
         each = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
-        verdict = "holds" if row["middle"] <= row["limit"] else "MISSED"
-        print(f"  {what:14s} {row['middle']:.3f} of ({each}), limit {row['limit']:.2f}: {verdict}")
+        verdict = "" if row["limit"] is None else ": holds" if row["middle"] <= row["limit"] else ": MISSED"
+        print(f"  {row['precision']:8s}{what:14s} {row['middle']:.3f} of ({each}), {limit}{verdict}")
     for engine, why in found["runs"][0]["left_out"].items():
         print(f"  left out: {engine}: {why}")
 
@@ -75,13 +93,13 @@ def main() -> None:
     parser.add_argument("--only", choices=list(LIMITS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--warm-up", type=int, default=20)
+    parser.add_argument("--warm-up", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    missing = sorted({package for peer in PEERS for package in peer.missing})
+    missing = sorted({package for peer in RIVALS for package in peer.missing})
     if missing:
-        print(f"WARNING: not installed: {' '.join(missing)}; the fastest dense engine may be among them")
+        print(f"WARNING: not installed: {' '.join(missing)}; the fastest dense engine may be among them: make peers")
     found = {}
     for name in [args.only] if args.only else LIMITS:
         found[name] = measure(name, args.runs, args.rounds, args.warm_up, args.threads)

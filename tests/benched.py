@@ -40,5 +40,5 @@ class StubEngine:
 
 def small_bench(plan: Plan | None = None, peers: tuple[Peer, ...] = PEERS[:1], **options: Any) -> Result:
     plan = plan or random_plan("resnet8_digits", macs=[0.5, 0.7])
-    options = {"rounds": 3, "warm_up": 1, "compile": StubEngine, "text": "", **options}
+    options = {"rounds": 3, "warm_up": 1, "precisions": ["float32"], "compile": StubEngine, "text": "", **options}
     return bench(plan, peers=peers, **options)

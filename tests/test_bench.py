@@ -18,14 +18,14 @@ from small import tiny_gated
 from torch import nn
 
 from cofire import create_backbone
-from cofire.bench import COMPILED, PEERS, Peer, bench_program, own_plan, random_plan
+from cofire.bench import COMPILED, PEERS, Peer, bench_program, bench_runs, own_plan, random_plan
 from cofire.bench.ours import NAME
 from cofire.bench.paper import paper_latency, paper_rows, paper_table
 from cofire.bench.peers import eager
 from cofire.bench.portable import pooled_slices
 from cofire.bench.report import plot, table
 from cofire.bench.rounds import ratio_of_medians
-from cofire.bench.run import SLICED
+from cofire.bench.run import LARGEST_ERROR, SLICED
 from cofire.errors import ConfigError
 from cofire.export import folded
 from cofire.text import rendered
@@ -33,17 +33,23 @@ from cofire.text import rendered
 # Engines
 
 
-@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-@pytest.mark.parametrize("name", ["resnet8_digits", "mobilenet_v2"])
+@pytest.mark.parametrize(
+    ("peer", "name"),
+    [(peer, "resnet8_digits") for peer in PEERS]
+    + [(peer, "mobilenet_v2") for peer in PEERS if peer.precision == "float32"],
+    ids=lambda value: value if isinstance(value, str) else f"{value.name}, {value.precision}",
+)
 def test_an_installed_peer_passes_the_check(peer: Peer, name: str) -> None:
     if peer.missing:
         pytest.skip(f"not installed: {' '.join(peer.missing)}")
-    result = small_bench(random_plan(name), peers=(peer,))
+    result = small_bench(random_plan(name), peers=(peer,), precisions=[peer.precision])
     assert result.left_out == {}
-    timed = result.of(peer.name, None)
+    timed = result.of(peer.name, None, peer.precision)
     assert timed is not None
     assert timed.version
-    assert timed.error < 1e-3
+    assert timed.error < LARGEST_ERROR[peer.precision]
+    assert peer.precision == "float32" or timed.error > 1e-3  # or nothing was rounded
+    assert timed.agreement == 1.0
     assert len(timed.seconds) == 3
 
 
@@ -56,7 +62,7 @@ def test_compiled_pytorch_passes_the_check() -> None:
 def test_what_is_not_installed_is_named() -> None:
     absent = Peer("Fast Engine", ("no-such-package", "torch"), eager)
     result = small_bench(peers=(*PEERS[:1], absent))
-    assert result.left_out == {"Fast Engine": "not installed: pip install no-such-package"}
+    assert result.left_out == {"Fast Engine": "not installed: no-such-package; pip install 'cofire[peers]'"}
     assert "left out: Fast Engine: not installed" in rendered(table(result))
     assert result.to_json()["left_out"] == result.left_out
 
@@ -95,8 +101,7 @@ def test_a_peer_that_fails_does_not_stop_the_bench() -> None:
 
     result = small_bench(peers=(Peer("Broken", ("torch",), broken), *PEERS[:1]))
     assert result.left_out == {"Broken": "MemoryError: no room"}
-    assert result.fastest_dense is not None
-    assert result.fastest_dense.engine == "PyTorch"
+    assert result.to_json()["fastest_dense"] == "PyTorch"
 
 
 def test_without_our_engine_the_others_are_timed() -> None:
@@ -131,6 +136,19 @@ def test_our_heads_run_under_forced_masks() -> None:
     heads = [engine.heads for engine in built if engine.heads]
     assert len(heads) == 1
     assert all(heads[0])
+
+
+def test_several_runs_share_what_was_built() -> None:
+    built: list[int] = []
+
+    def counting(model: nn.Module, x: Any, threads: int) -> Any:
+        built.append(threads)
+        return eager(model, x, threads)
+
+    plan = random_plan("resnet8_digits")
+    found = bench_runs(plan, 3, 1, 2, 0, [Peer("A", ("torch",), counting)], ["float32"], StubEngine, "")
+    assert len(built) == 1
+    assert len({tuple(result.timed[0].seconds) for result in found}) == 3
 
 
 def test_threads_are_put_back() -> None:
@@ -188,8 +206,7 @@ def test_the_json_has_what_is_promised(tmp_path: Path) -> None:
 def test_our_own_dense_engine_is_not_the_measure() -> None:
     result = small_bench(random_plan("resnet8_digits"))
     assert [timed.engine for timed in result.timed] == ["PyTorch", NAME]
-    assert result.fastest_dense is not None
-    assert result.fastest_dense.engine == "PyTorch"
+    assert result.to_json()["fastest_dense"] == "PyTorch"
     assert result.to_json()["ratio_to_fastest_dense"] == result.ratio(result.of(NAME, None))
 
 

@@ -31,7 +31,8 @@ def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command with PyTorch alone, and the stub for our engine."""
     monkeypatch.setattr(bench_command, "PEERS", PEERS[:1])
     run = bench_command.run_bench
-    monkeypatch.setattr(bench_command, "run_bench", lambda *args, **kw: run(*args, **kw, compile=StubEngine))
+    float32 = {"compile": StubEngine, "precisions": ["float32"]}
+    monkeypatch.setattr(bench_command, "run_bench", lambda *args, **kw: run(*args, **{**kw, **float32}))
 
 
 @pytest.mark.usefixtures("stubbed")

@@ -51,6 +51,24 @@ def test_with_times_in_proportion_to_macs_both_budgets_give_one_ratio(monkeypatc
     assert "ms measured" in str(by_time)
 
 
+def test_the_engine_whose_milliseconds_count_is_of_the_precision_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[Engine] = []
+
+    def flat(engine: Engine) -> LatencyModel:
+        engines.append(engine)
+        names = tuple(op.name for op in engine.program.ops)
+        return LatencyModel(names, np.zeros((2, len(names))), np.zeros((2, len(names))), np.array([0.0, 1.0]))
+
+    monkeypatch.setattr(sys.modules["cofire.estimate"], "latency_model", flat)
+    images = tiny_images(20).loader(20)
+    for precision in ("float32", "int8"):
+        found = solve_ratio(tiny_plain(), FTWT(), images, latency_ms=1.0, precision=precision)
+        assert found.config.ratio == 1.0
+    assert [bool(engine.program.quants) for engine in engines] == [False, True]
+    with pytest.raises(ConfigError, match=r"precision='int8' changes milliseconds.*got macs=0\.5"):
+        solve_ratio(tiny_plain(), FTWT(), images, macs=0.5, precision="int8")
+
+
 @pytest.mark.parametrize("budget", [{"latency_ms": 1e-9}, {}, {"macs": 0.5, "latency_ms": 1.0}])
 def test_a_budget_must_be_one_that_can_be_reached(budget: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"cannot be reached|takes one budget"):

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <thread>
@@ -153,6 +154,45 @@ void test_several_outputs() {
     cofire_free(engine);
 }
 
+// Bytes come out the same whatever the batch and the threads; the threshold decides; outputs are float32.
+void test_bytes() {
+    cofire_engine* engine = loaded(quantized_net());
+    constexpr int kImage = 3 * 8 * 8, kOutput = 5;
+    size_t size = 0;
+    CHECK(cofire_output_size(engine, &size) == COFIRE_OK && size == kOutput);
+    std::vector<float> input(3 * kImage), one(kOutput), all(3 * kOutput), open(kOutput), closed(kOutput);
+    for (size_t i = 0; i < input.size(); ++i) input[i] = float(i % 23) / 4 - 3;
+    CHECK(cofire_run(engine, input.data(), 3, all.data(), 2) == COFIRE_OK);
+    for (int image = 0; image < 3; ++image)
+        for (int threads = 1; threads <= 2; ++threads) {
+            CHECK(cofire_run(engine, input.data() + image * kImage, 1, one.data(), threads) == COFIRE_OK);
+            CHECK(std::memcmp(one.data(), all.data() + image * kOutput, sizeof(float) * kOutput) == 0);
+        }
+    cofire_set_threshold(engine, -std::numeric_limits<float>::infinity());
+    CHECK(cofire_run(engine, input.data(), 1, open.data(), 1) == COFIRE_OK);
+    cofire_set_threshold(engine, std::numeric_limits<float>::infinity());
+    CHECK(cofire_run(engine, input.data(), 1, closed.data(), 1) == COFIRE_OK);
+    CHECK(open != closed);
+    for (float& value : input) value = NAN;  // counts as 0
+    CHECK(cofire_run(engine, input.data(), 1, one.data(), 1) == COFIRE_OK);
+    for (float value : one) CHECK(std::isfinite(value));
+    cofire_free(engine);
+}
+
+void test_limits() {
+    for (const Source& source : {residual_net(), quantized_net()}) {
+        const std::vector<uint8_t> bytes = file_of(source);
+        cofire_engine* engine = nullptr;
+        const cofire_limits little_memory{100, 0, 0}, little_work{0, 1000, 0}, enough{1 << 20, 1e9, -1};
+        CHECK(cofire_load_memory_within(&little_memory, bytes.data(), bytes.size(), &engine) == COFIRE_TOO_COSTLY);
+        CHECK(engine == nullptr && says("at most 100 bytes of memory"));
+        CHECK(cofire_load_memory_within(&little_work, bytes.data(), bytes.size(), &engine) == COFIRE_TOO_COSTLY);
+        CHECK(engine == nullptr && says("at most 1000 steps of work"));
+        CHECK(cofire_load_memory_within(&enough, bytes.data(), bytes.size(), &engine) == COFIRE_OK);
+        cofire_free(engine);
+    }
+}
+
 // The text belongs to the thread whose call failed.
 void test_errors_are_per_thread() {
     CHECK(cofire_output_size(nullptr, nullptr) == COFIRE_BAD_ARGUMENT);
@@ -174,6 +214,8 @@ int main() {
     test_threshold();
     test_run();
     test_several_outputs();
+    test_bytes();
+    test_limits();
     test_errors_are_per_thread();
     std::printf("%d checks, %d failures\n", checks, failures);
     return failures == 0 ? 0 : 1;

@@ -315,6 +315,36 @@ void test_outputs() {
     REFUSED(with_head(net, "\"version\":3", "\"version\":2"), "unknown key \"more_outputs\"");
 }
 
+void test_bytes() {
+    const Source net = quantized_net();
+    const std::string more = "\"more_outputs\":[],\"structure\":null";
+    const auto beside = [&](const std::string& output) {
+        return with_head(net, more, "\"more_outputs\":[" + output + "],\"structure\":{\"list\":[0,1]}");
+    };
+    LOADS(beside("{\"buffer\":7,\"shape\":[8]}"));
+    REFUSED(beside("{\"buffer\":6,\"shape\":[128]}"), "input and output must not be quantised");
+    REFUSED(with_head(net, "\"output\":8,\"output_shape\":[5]", "\"output\":9,\"output_shape\":[8]"),
+            "input and output must not be quantised");
+    REFUSED(with_head(net, "{\"buffer\":1,", "{\"buffer\":0,"), "must not be quantised");
+    REFUSED(with_head(net, "\"zero\":120", "\"zero\":256"), "quants: zero must be an integer from 0 to 255, got 256");
+    for (const char* scale : {"0.0", "-1.0", "1e-30", "1e30", "\"a\""})
+        REFUSED(with_head(net, "\"scale\":0.05", std::string("\"scale\":") + scale), "quants: scale must be");
+    REFUSED(with_head(net, "{\"buffer\":2,", "{\"buffer\":1,"), "quants: buffer must be above the one before");
+    REFUSED(with_op(net, "stem", "\"src\":[1]", "\"src\":[0]"), "op 1 (\"stem\"): src 0 must be quantised");
+    REFUSED(with_op(net, "again", "\"dst\":9", "\"dst\":8"), "op 9 (\"again\"): ");
+    REFUSED(with_op(net, "conv1", "\"high\":69", "\"high\":8"),
+            "op 2 (\"conv1\"): low must be an integer from 0 to 8, got 9");
+    REFUSED(with_op(net, "conv1", "\"low\":9,", "\"low\":256,"), "op 2 (\"conv1\"): ");
+    REFUSED(with_op(net, "conv2", "\"residual_multiplier\":0.75", "\"residual_multiplier\":0.0"),
+            "op 5 (\"conv2\"): residual_multiplier must be");
+    REFUSED(with_op(net, "stem", "\"residual_multiplier\":0.0", "\"residual_multiplier\":0.5"),
+            "op 1 (\"stem\"): residual_multiplier must be 0 without a residual");
+    Source wide = net;  // a sum that could leave int32
+    for (TensorText& tensor : wide.tensors)
+        if (tensor.name == "fc.bias") tensor.values[0] = 2147483520.0f;
+    REFUSED(wide, "op 10 (\"fc\"): sums of filter 0 must stay within int32");
+}
+
 void test_maps() {
     const Source net = maps_net();
     const std::string up = "op 0 (\"up\"): ", turn = "op 5 (\"turn\"): ", size = "op 2 (\"size\"): ";
@@ -361,6 +391,7 @@ int main() {
     cofire::test::test_new_heads();
     cofire::test::test_rescale();
     cofire::test::test_outputs();
+    cofire::test::test_bytes();
     cofire::test::test_maps();
     return cofire::test::summary();
 }

@@ -86,6 +86,7 @@ The files, in the data's way; each imports only from files above it:
         ranges.py        what buffers hold for a few images -> scales of 8 bits
         quantizing.py    program -> the same in int8
         quantized.py     quantize(model, images) -> Quantized
+        floors.py        what an op would take at the CPU's best
         profile.py       where the time of a call goes, op by op
         forced.py        masks that the caller gives
         engine.py        compile(model) -> Engine

@@ -42,7 +42,7 @@ from cofire.plugins import load_installed, load_plugin
 from cofire.pruning import prune_types
 from cofire.results import app as results_app
 from cofire.runtime.classify import classify
-from cofire.runtime.engine import load_program
+from cofire.runtime.engine import Precision, load_program
 from cofire.runtime.program_file import read as read_program
 from cofire.serving.command import serve
 from cofire.shell import AsJson, show
@@ -115,6 +115,7 @@ def solve(
     latency_ms: Annotated[
         float | None, typer.Option(help="Or milliseconds per image in the native engine on this machine.")
     ] = None,
+    int8: Annotated[bool, typer.Option("--int8", help="Milliseconds of the engine in int8.")] = False,
     overrides: Overrides = None,
     images: NumImages = 2000,
     as_json: AsJson = False,
@@ -122,9 +123,9 @@ def solve(
     """The ratio r for a budget of MACs or of milliseconds, before any training."""
     if (macs is None) == (latency_ms is None):
         raise ConfigError(f"solve takes one of --macs and --latency-ms, got {'neither' if macs is None else 'both'}")
-    solution = runs.solve_experiment(
-        read_experiment(recipe, overrides or ()), macs=macs, latency_ms=latency_ms, images=images
-    )
+    parsed = read_experiment(recipe, overrides or ())
+    precision: Precision = "int8" if int8 else "float32"
+    solution = runs.solve_experiment(parsed, macs=macs, latency_ms=latency_ms, precision=precision, images=images)
     show(as_json, solution.to_json(), f"{solution}\nuse it: --set gate.ratio={solution.config.ratio:.4f}")
 
 

@@ -24,7 +24,7 @@ from cofire.gates.gating import GatedModel, gate
 from cofire.graph.cost import COLUMNS, Column
 from cofire.graph.live import Live
 from cofire.graph.tracing import evaluating
-from cofire.runtime.engine import compile
+from cofire.runtime.engine import Precision, compile
 from cofire.runtime.latency import latency_model
 from cofire.text import percent, rendered
 
@@ -191,6 +191,7 @@ def solve_ratio(
     *,
     macs: float | None = None,
     latency_ms: float | None = None,
+    precision: Precision = "float32",
 ) -> Solution:
     """The ratio for a budget, by the one-pass estimate (column ``executed``): of MACs, or of time on this machine.
 
@@ -199,6 +200,7 @@ def solve_ratio(
         latency_ms: milliseconds for one image in the native engine, one thread, heads included; predicted from timings
             of every op at several keep rates, then measured at the ratio found. A budget that every ratio meets gives
             r = 1.
+        precision: of the engine whose milliseconds count; int8 fits its ranges to the first images of the loader.
 
     Raises:
         ConfigError: no ratio reaches the budget; says what can be reached.
@@ -207,8 +209,12 @@ def solve_ratio(
         raise ConfigError(f"solve_ratio takes one budget, macs or latency_ms, got macs={macs}, latency_ms={latency_ms}")
     if macs is not None and not 0.0 < macs < 1.0:
         raise ConfigError(f"macs is the share of MACs that remains and must be in (0, 1), got {macs}")
+    if macs is not None and precision != "float32":
+        raise ConfigError(
+            f"precision={precision!r} changes milliseconds, not MACs: it needs latency_ms, got macs={macs}"
+        )
     table = estimate(model, config, loader, _SOLVE_RATIOS)
-    timer = None if latency_ms is None else _Timer(model, config, loader)
+    timer = None if latency_ms is None else _Timer(model, config, loader, precision)
     remains = [1 - saved for saved in table.reduction["executed"]] if timer is None else timer.curve(table)
     budget = macs if macs is not None else latency_ms
     assert budget is not None
@@ -240,11 +246,12 @@ def with_ratio(config: Any, ratio: float) -> Any:
 class _Timer:
     """Milliseconds of a model in the native engine: predicted for any estimate, measured for a config."""
 
-    def __init__(self, model: nn.Module, config: GateConfig, loader: AnyLoader) -> None:
+    def __init__(self, model: nn.Module, config: GateConfig, loader: AnyLoader, precision: Precision) -> None:
         images, _ = next(iter(feed(loader, "compiling", labels=False)))
         self.images = images[:_TIMED].float().cpu()
         self.model = model
-        self.engine = compile(self._gated(config))
+        calibration = self.images if precision == "int8" else None
+        self.engine = compile(self._gated(config), precision=precision, images=calibration)
 
     def _gated(self, config: GateConfig) -> GatedModel:
         _, channels, height, width = self.images.shape

@@ -156,11 +156,22 @@ def _engine(path: Path) -> str:
         shares = sorted({row["macs"] for found in networks.values() for row in found["rows"]}, reverse=True)
         rows = []
         for name, found in networks.items():
-            cell = {row["macs"]: f"{row['middle']:.3f}" for row in found["rows"]}
-            cell |= {row["macs"]: f"**{cell[row['macs']]}**" for row in found["rows"] if row["middle"] <= row["limit"]}
-            against = sorted({run["fastest_dense"] for run in found["runs"]})
             pixels = found["runs"][0]["input_shape"][-1]
-            rows.append([f"{name}, {pixels}", *(cell.get(share, "") for share in shares), ", ".join(against)])
+            for precision, key in (("float32", "fastest_dense"), ("int8", "fastest_dense_int8")):
+                cell = {row["macs"]: _ratio(row) for row in found["rows"] if row["precision"] == precision}
+                if cell:
+                    against = sorted({str(run[key]) for run in found["runs"]})
+                    cells = [cell.get(share, "") for share in shares]
+                    rows.append([f"{name}, {pixels}", precision, *cells, ", ".join(against)])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FileError(f"{path} is damaged: {error!r}") from error
-    return markdown(["network, pixels", "dense", *(f"{100 * s:.0f} % of MACs" for s in shares[1:]), "against"], rows)
+    costs = [f"{100 * share:.0f} % of MACs" for share in shares[1:]]
+    return markdown(["network, pixels", "precision", "dense", *costs, "against"], rows)
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    """The middle run's, bold within its limit; empty where some engine did not run."""
+    middle, limit = row["middle"], row["limit"]
+    if middle is None:
+        return ""
+    return f"**{middle:.3f}**" if limit is not None and middle <= limit else f"{middle:.3f}"

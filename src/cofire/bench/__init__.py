@@ -7,7 +7,7 @@
 from cofire.bench.peers import COMPILED, PEERS, Peer
 from cofire.bench.program import ProgramResult, bench_program
 from cofire.bench.results import MeasuredCost, Result, Timed
-from cofire.bench.run import Plan, bench, own_plan, random_plan
+from cofire.bench.run import Plan, bench, bench_runs, own_plan, random_plan
 
 Point = MeasuredCost  # its name in 0.1
 
@@ -23,6 +23,7 @@ __all__ = [
     "Timed",
     "bench",
     "bench_program",
+    "bench_runs",
     "own_plan",
     "random_plan",
 ]

@@ -27,6 +27,8 @@ from cofire.files.atomic import write_json
 from cofire.files.card import Card
 from cofire.gates.gating import GatedModel
 from cofire.gates.persistence import load, read_card
+from cofire.runtime.engine import Precision
+from cofire.runtime.quantized import IMAGES
 from cofire.shell import AsJson, show
 
 logger = logging.getLogger("cofire")
@@ -55,13 +57,19 @@ def bench(
         typer.Option(help="Real images: a data set's name or a folder of pictures. Runs default to their test set."),
     ] = "",
     count: Annotated[int, typer.Option(min=1, help="How many real images, one per round.")] = 200,
+    int8: Annotated[
+        bool, typer.Option(help="Also engines in int8, ranges fitted to training images or else to those timed.")
+    ] = True,
     compiled: Annotated[bool, typer.Option("--compiled", help="Also torch.compile, which takes minutes.")] = False,
     paper_latency: Annotated[bool, typer.Option("--paper-latency", help="The paper's latency table.")] = False,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write everything to this file, as JSON.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw latency saved against MACs saved: .svg, .png, .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Latency beside PyTorch, ONNX Runtime, OpenVINO, MNN and ncnn, whichever are installed, in interleaved rounds."""
+    """Latency beside PyTorch, ONNX Runtime, OpenVINO, MNN and ncnn, whichever are installed, in interleaved rounds.
+
+    In float32 and, where an engine has it, in int8; with accuracy where images have labels.
+    """
     if sum((what is not None, bool(backbone), paper_latency)) != 1:
         raise ConfigError("bench takes one of: a program or run folder, --backbone NAME, --paper-latency")
     if what is not None and what.is_file():
@@ -80,7 +88,8 @@ def bench(
         if None in plan.pools:
             rounds = max(rounds, len(plan.images))
         peers = (*PEERS, COMPILED) if compiled else PEERS
-        result = run_bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers)
+        precisions: list[Precision] = ["float32", "int8"] if int8 else ["float32"]
+        result = run_bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers, precisions=precisions)
     shown = [report.table(result)]
     if paper_latency:
         shown.append(paper.paper_table(result.network, paper.paper_rows(result)))
@@ -110,30 +119,45 @@ def _plan(
         shares = macs or ([] if keep else [0.5])
         own = shape or (card.input_shape if card else None)
         plan = random_plan(model, input_shape=own, macs=shares, keep=keep, seed=seed)
-        return dataclasses.replace(plan, network=what.name)
+        return _on(plan, what, images, count, seed, card)
     if macs or keep or shape:
         raise ConfigError("a run's own gates and images rule: --macs, --keep and --input belong to --backbone")
-    own = model.graph.input_shape
-    if images:
-        found = _images(images, own, read_card(what))
-        return own_plan(what.name, model, _pixels(found, count, own), found.name)
-    return own_plan(what.name, model, *_own_images(what, count, own, seed))
+    plan = own_plan(what.name, model, _random(model.graph.input_shape, seed), "random")
+    return _on(plan, what, images, count, seed, read_card(what))
 
 
-def _own_images(run: Path, count: int, shape: Shape, seed: int) -> tuple[torch.Tensor, str]:
-    """Images of the run's test set; where that is not on this machine, random pixels as its card says to feed them."""
+def _on(plan: Plan, run: Path, images: str, count: int, seed: int, card: Card | None) -> Plan:
+    """The plan of a run on images of its test set, or on those that were asked for, with labels where there are some.
+
+    Where its sets are not on this machine, on random pixels as its card says to feed them.
+    """
+    shape = plan.gated.graph.input_shape
+    plan = dataclasses.replace(plan, network=run.name)
     try:
-        test = read_sets(read_run(run)).test
+        sets = read_sets(read_run(run))
     except CofireError as error:
+        if images:
+            return _looking(plan, _images(images, shape, card), count)
         logger.warning("timed on random pixels, for which gates decide otherwise than for pictures: %s", error)
-    else:
-        return _pixels(test, count, shape), test.name
-    card = read_card(run)
+        return dataclasses.replace(plan, images=_fed(card, count, shape, seed).numpy(), inputs="random")
+    found = _images(images, shape, card) if images else sets.test
+    return dataclasses.replace(_looking(plan, found, count), calibration=_pixels(sets.train, IMAGES, shape).numpy())
+
+
+def _looking(plan: Plan, images: AbstractImages, count: int) -> Plan:
+    shape = plan.gated.graph.input_shape
+    chosen = torch.arange(min(count, len(images)))
+    labels = None if images.label_N is None else images.label_N[chosen].numpy()
+    return dataclasses.replace(plan, images=_pixels(images, count, shape).numpy(), labels=labels, inputs=images.name)
+
+
+def _fed(card: Card | None, count: int, shape: Shape, seed: int) -> torch.Tensor:
+    """Random pixels, as a card says to feed them."""
     if card is None:
-        return _random(shape, seed), "random"
+        return _random(shape, seed)
     mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
     pixels_NCHW = torch.rand(min(count, 16), *shape, generator=torch.Generator().manual_seed(seed))
-    return (pixels_NCHW - mean_C11) / std_C11, "random"
+    return (pixels_NCHW - mean_C11) / std_C11
 
 
 def _shape(text: str) -> Shape | None:

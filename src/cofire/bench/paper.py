@@ -39,7 +39,7 @@ def measure(*, threads: int = 1, rounds: int = 100, warm_up: int = 10, seed: int
     """The paper's network with random masks at the paper's costs: dense and sliced in PyTorch, and our engine."""
     plan = random_plan(NETWORK, macs=[1 - row.macs for row in paper_latency()], seed=seed)
     peers = tuple(peer for peer in PEERS if peer.name == PYTORCH)
-    return bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers)
+    return bench(plan, threads=threads, rounds=rounds, warm_up=warm_up, peers=peers, precisions=["float32"])
 
 
 def to_json(result: Result) -> dict[str, Any]:

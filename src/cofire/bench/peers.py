@@ -1,4 +1,4 @@
-"""The engines we are compared with: each takes the same weights, one image and a number of threads, in float32.
+"""The engines we are compared with: each takes the same weights, images and a number of threads.
 
 An engine is a `Peer`: a name, the packages it needs, and a function that builds a call ``x -> logits``. Nothing is
 imported before it is built.
@@ -9,14 +9,17 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +29,8 @@ from torch import nn
 from cofire.bench.portable import portable_onnx
 from cofire.errors import CofireError
 from cofire.export import INPUT, folded
+from cofire.runtime import native_features
+from cofire.runtime.engine import Precision
 
 Array = NDArray[np.float32]
 Infer = Callable[[Array], Array]
@@ -38,12 +43,16 @@ class PeerError(CofireError, RuntimeError):
 
 @dataclass(frozen=True)
 class Peer:
-    """A dense engine; ``build(model, x, threads)`` gets a plain model in eval mode."""
+    """A dense engine; ``build(model, x, threads)`` gets a plain model in eval mode, and images (N, C, H, W).
+
+    In float32 they say of which shape an image is; in int8 ranges are fitted to them.
+    """
 
     name: str
     packages: tuple[str, ...]
     """Distributions it needs; the first one's version is its own."""
     build: Callable[[nn.Module, Array, int], Infer]
+    precision: Precision = "float32"
 
     @property
     def missing(self) -> list[str]:
@@ -79,7 +88,7 @@ def inductor(model: nn.Module, x: Array, threads: int) -> Infer:
 
     infer = _from_torch(torch.compile(_folded_for(model, x)))
     with config.patch(freezing=True):  # counts when the first call compiles
-        infer(x)
+        infer(x[:1])
     return infer
 
 
@@ -104,13 +113,48 @@ def torch_threads(threads: int) -> Iterator[None]:
 
 def onnx_runtime(model: nn.Module, x: Array, threads: int) -> Infer:
     """ONNX Runtime, CPU provider."""
+    return _onnx_session(portable_onnx(model, x[:1]), threads)
+
+
+def onnx_runtime_int8(model: nn.Module, x: Array, threads: int) -> Infer:
+    """ONNX Runtime after its own static quantisation: u8 activations, s8 weights with a scale for each filter, QDQ."""
+    quantization = importlib.import_module("onnxruntime.quantization")
+    feeds = iter([{INPUT: image[None]} for image in x])
+
+    class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        def get_next(self) -> dict[str, Array] | None:
+            return next(feeds, None)
+
+    with _hushed(), tempfile.TemporaryDirectory() as folder:
+        before, after = Path(folder) / "float32.onnx", Path(folder) / "int8.onnx"
+        before.write_bytes(portable_onnx(model, x[:1]))
+        quantization.quantize_static(
+            before,
+            after,
+            Reader(),
+            per_channel=True,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+            reduce_range=_sums_saturate(),
+        )
+        return _onnx_session(after.read_bytes(), threads)
+
+
+def _sums_saturate() -> bool:
+    """Whether pairs of products of bytes are added up in 16 bits here, which takes weights of 7 bits to be right."""
+    features = native_features() or ()
+    return "avx2" in features and not any("vnni" in feature for feature in features)
+
+
+def _onnx_session(model: bytes, threads: int) -> Infer:
     onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     # Between our calls others run: its threads may spin for work during a call, but not after it.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(portable_onnx(model, x), options, providers=["CPUExecutionProvider"])
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
     def infer(x: Array) -> Array:
         logits: Array = session.run(None, {INPUT: x})[0]
@@ -121,18 +165,35 @@ def onnx_runtime(model: nn.Module, x: Array, threads: int) -> Infer:
 
 def openvino(model: nn.Module, x: Array, threads: int) -> Infer:
     """OpenVINO on the CPU, for latency."""
+    core = _openvino_core()
+    return _openvino_request(core, core.read_model(portable_onnx(model, x[:1])), threads)
+
+
+def openvino_int8(model: nn.Module, x: Array, threads: int) -> Infer:
+    """OpenVINO after NNCF's post-training quantisation."""
+    core = _openvino_core()
+    with _hushed():
+        nncf = importlib.import_module("nncf")
+        found = core.read_model(portable_onnx(model, x[:1]))
+        dataset = nncf.Dataset([image[None] for image in x])
+        return _openvino_request(core, nncf.quantize(found, dataset, subset_size=len(x)), threads)
+
+
+def _openvino_core() -> Any:
     # Importing it reports to Google Analytics, which a bench has no business with; without this package it does not.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-    ov = importlib.import_module("openvino")
+    return importlib.import_module("openvino").Core()
+
+
+def _openvino_request(core: Any, model: Any, threads: int) -> Infer:
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         "INFERENCE_NUM_THREADS": threads,
-        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_PRECISION_HINT": "f32",  # of what is not in int8
         "ENABLE_CPU_PINNING": False,  # the other engines' threads would inherit it
     }
-    core = ov.Core()
-    request = core.compile_model(core.read_model(portable_onnx(model, x)), "CPU", settings).create_infer_request()
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
 
     def infer(x: Array) -> Array:
         logits: Array = request.infer([x], share_inputs=True)[0]
@@ -145,7 +206,7 @@ def mnn(model: nn.Module, x: Array, threads: int) -> Infer:
     """MNN, float32, with its own choice of algorithms (Winograd among them)."""
     with _quiet(), tempfile.TemporaryDirectory() as folder:
         MNN = importlib.import_module("MNN")
-        (Path(folder) / "model.onnx").write_bytes(portable_onnx(model, x))
+        (Path(folder) / "model.onnx").write_bytes(portable_onnx(model, x[:1]))
         # Not MNN.tools, whose import runs `pip install` on its own and reports to a server; and in a process of its
         # own, because the converter talks on standard output.
         code = "import sys, MNN, _tools; sys.exit(0 if _tools.mnnconvert(sys.argv) else 1)"
@@ -154,7 +215,7 @@ def mnn(model: nn.Module, x: Array, threads: int) -> Infer:
         interpreter = MNN.Interpreter(f"{folder}/model.mnn")
         session = interpreter.createSession({"backend": "CPU", "numThread": threads, "precision": "high"})
     target = interpreter.getSessionInput(session)
-    shape, layout = tuple(x.shape), MNN.Tensor_DimensionType_Caffe
+    shape, layout = (1, *x.shape[1:]), MNN.Tensor_DimensionType_Caffe
 
     def infer(x: Array) -> Array:
         target.copyFrom(MNN.Tensor(shape, MNN.Halide_Type_Float, x, layout))
@@ -172,8 +233,8 @@ def ncnn(model: nn.Module, x: Array, threads: int) -> Infer:
         raise PeerError("ncnn needs pnnx, its converter: pip install pnnx")
     with _quiet(), tempfile.TemporaryDirectory() as folder:
         library = importlib.import_module("ncnn")
-        (Path(folder) / "model.onnx").write_bytes(portable_onnx(model, x))
-        sizes = f"inputshape=[{','.join(map(str, x.shape))}]f32"
+        (Path(folder) / "model.onnx").write_bytes(portable_onnx(model, x[:1]))
+        sizes = f"inputshape=[{','.join(map(str, x[:1].shape))}]f32"
         _convert([str(Path(spec.origin).parent / "pnnx"), "model.onnx", sizes, "fp16=0"], folder, "model.ncnn.param")
         net = library.Net()
         net.opt.num_threads = threads
@@ -218,6 +279,18 @@ def _quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Inside the block progress and advice of a library, on standard output and in the log, are not heard."""
+    logging.disable(logging.WARNING)
+    try:
+        with _quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 PYTORCH = "PyTorch"
 PEERS = (
     Peer(PYTORCH, ("torch",), eager),
@@ -225,5 +298,7 @@ PEERS = (
     Peer("OpenVINO", ("openvino", "onnx"), openvino),
     Peer("MNN", ("MNN", "onnx"), mnn),
     Peer("ncnn", ("ncnn", "pnnx", "onnx"), ncnn),
+    Peer("ONNX Runtime", ("onnxruntime", "onnx"), onnx_runtime_int8, "int8"),
+    Peer("OpenVINO", ("openvino", "nncf", "onnx"), openvino_int8, "int8"),
 )
 COMPILED = Peer("PyTorch compiled", ("torch",), inductor)

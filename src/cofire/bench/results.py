@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from cofire.bench.ours import NAME
 from cofire.bench.rounds import Spread, ratio_by_round, ratio_of_medians, spread
 from cofire.graph.units import Units
+from cofire.runtime.engine import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,10 +18,15 @@ class Timed:
 
     engine: str
     version: str | None
+    precision: Precision
     point: int | None
     """Number of the `MeasuredCost` whose masks it ran with; None: dense."""
     error: float
     """Largest error as a share of the logits' standard deviation."""
+    agreement: float | None = None
+    """Share of the images on which it says what the dense model says in float32; None: its masks were random."""
+    accuracy: float | None = None
+    """Share of the images on which it is right, where labels are known."""
     seconds: list[float]
 
     @property
@@ -48,7 +54,7 @@ class MeasuredCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A bench of one network: batch 1, float32."""
+    """A bench of one network: batch 1."""
 
     network: str
     input_shape: tuple[int, int, int]
@@ -65,24 +71,24 @@ class Result:
     left_out: dict[str, str]
     """Engine -> why it has no timings."""
 
-    def of(self, engine: str, point: int | None) -> Timed | None:
+    def of(self, engine: str, point: int | None, precision: Precision = "float32") -> Timed | None:
         """An engine's timings at a point (None: dense), if there are any."""
-        return next((timed for timed in self.timed if (timed.engine, timed.point) == (engine, point)), None)
+        key = (engine, point, precision)
+        return next((timed for timed in self.timed if (timed.engine, timed.point, timed.precision) == key), None)
 
-    @property
-    def fastest_dense(self) -> Timed | None:
-        """The fastest dense engine that is not ours."""
-        others = [timed for timed in self.timed if timed.point is None and timed.engine != NAME]
+    def fastest_dense(self, precision: Precision = "float32") -> Timed | None:
+        """The fastest dense engine of a precision that is not ours."""
+        others = [t for t in self.timed if t.point is None and t.engine != NAME and t.precision == precision]
         return min(others, key=lambda timed: timed.spread.median, default=None)
 
-    def ratio(self, timed: Timed | None) -> float | None:
-        """Ratio of the medians, to the fastest dense engine."""
-        fastest = self.fastest_dense
+    def ratio(self, timed: Timed | None, to: Precision = "float32") -> float | None:
+        """Ratio of the medians, to the fastest dense engine of a precision."""
+        fastest = self.fastest_dense(to)
         return None if timed is None or fastest is None else ratio_of_medians(timed.seconds, fastest.seconds)
 
-    def ratio_by_round(self, timed: Timed | None) -> Spread | None:
+    def ratio_by_round(self, timed: Timed | None, to: Precision = "float32") -> Spread | None:
         """The same taken round by round."""
-        fastest = self.fastest_dense
+        fastest = self.fastest_dense(to)
         return None if timed is None or fastest is None else ratio_by_round(timed.seconds, fastest.seconds)
 
     def reduction(self, timed: Timed) -> float:
@@ -91,18 +97,16 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as JSON values. What is asked for most stands on top; of several points, that of the first."""
-        fastest = self.fastest_dense
-        ours = self.of(NAME, 0)
         own = {"network", "input_shape", "inputs", "masks", "threads", "rounds", "warm_up", "seed", "dense_macs"}
         return {
             **{name: value for name, value in vars(self).items() if name in own},
             "batch": 1,
             "executed_macs_reduction": self.points[0].executed_macs_reduction if self.points else 0.0,
-            "ratio_to_fastest_dense": self.ratio(ours if self.points else self.of(NAME, None)),
-            "fastest_dense": None if fastest is None else fastest.engine,
+            **self._ratios_json(0 if self.points else None),
+            "fastest_dense": self._fastest_json("float32"),
+            "fastest_dense_int8": self._fastest_json("int8"),
             "points": [
-                {**dataclasses.asdict(point), "ratio_to_fastest_dense": self.ratio(self.of(NAME, number))}
-                for number, point in enumerate(self.points)
+                {**dataclasses.asdict(point), **self._ratios_json(number)} for number, point in enumerate(self.points)
             ],
             "engines": [self._timed_json(timed) for timed in self.timed],
             "left_out": self.left_out,
@@ -110,18 +114,38 @@ class Result:
             "not_gated": {unit.name: unit.reason for unit in self.units if not unit.gated},
         }
 
+    def _ratios_json(self, point: int | None) -> dict[str, float | None]:
+        """Of our engine in each precision to the fastest dense engine of the same precision."""
+        return {
+            f"ratio_to_fastest_dense{_suffix(precision)}": self.ratio(self.of(NAME, point, precision), precision)
+            for precision in get_args(Precision)
+        }
+
+    def _fastest_json(self, precision: Precision) -> str | None:
+        fastest = self.fastest_dense(precision)
+        return None if fastest is None else fastest.engine
+
     def _timed_json(self, timed: Timed) -> dict[str, Any]:
         by_round = self.ratio_by_round(timed)
         return {
             "engine": timed.engine,
             "version": timed.version,
+            "precision": timed.precision,
             "dense": timed.point is None,
             "point": timed.point,
             "executed_macs_reduction": self.reduction(timed),
             "error": timed.error,
+            "agreement": timed.agreement,
+            "accuracy": timed.accuracy,
             "milliseconds": {name: 1e3 * value for name, value in vars(timed.spread).items()},
             "mean_milliseconds": 1e3 * timed.mean,
             "ratio_to_fastest_dense": self.ratio(timed),
+            "ratio_to_fastest_dense_int8": self.ratio(timed, "int8"),
             "ratio_by_round": None if by_round is None else vars(by_round),
             "seconds": [round(value, 7) for value in timed.seconds],
         }
+
+
+def _suffix(precision: Precision) -> str:
+    """Of a key: what is in float32 is called as it was before there was int8."""
+    return "" if precision == "float32" else f"_{precision}"

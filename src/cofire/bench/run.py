@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from typing import NamedTuple, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cofire.backbones import create_backbone
 from cofire.bench import ours
 from cofire.bench.masks import MaskPool, pool_for_keep, pool_for_macs
-from cofire.bench.peers import PEERS, Array, Infer, Peer, PeerError, torch_threads
+from cofire.bench.peers import PEERS, PYTORCH, Array, Infer, Peer, PeerError, torch_threads
 from cofire.bench.results import MeasuredCost, Result, Timed
 from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
@@ -25,9 +28,12 @@ from cofire.gates import DEFAULT
 from cofire.gates.gating import GatedModel, gate
 from cofire.graph.graph import default_input_shape
 from cofire.progress import progress
+from cofire.runtime.engine import Precision
+from cofire.runtime.interpreter import trace
+from cofire.runtime.quantized import Quantized, quantize
 
 SLICED = "PyTorch sliced"
-LARGEST_ERROR = 1e-3  # of the logits' standard deviation
+LARGEST_ERROR: dict[Precision, float] = {"float32": 1e-3, "int8": 1.0}  # of the logits' standard deviation
 SETS = 16  # different masks, and different random images
 
 
@@ -42,11 +48,20 @@ class Plan:
     pools: tuple[MaskPool | None, ...]
     asked: tuple[float | None, ...]
     seed: int = 0
+    labels: NDArray[np.int64] | None = None
+    """Of the images, (N,), where they are known."""
+    calibration: Array | None = None
+    """What int8 fits its ranges to, (M, C, H, W); default: the images."""
 
     def image(self, n: int) -> Array:
         """Image of round ``n``, (1, C, H, W)."""
         n %= len(self.images)
         return self.images[n : n + 1]
+
+    @property
+    def shown(self) -> Array:
+        """What int8 fits its ranges to."""
+        return self.images if self.calibration is None else self.calibration
 
 
 def random_plan(
@@ -82,9 +97,21 @@ def random_plan(
     return Plan(name, gated, images, "random", (*pools, *more), asked, seed)
 
 
-def own_plan(network: str, gated: GatedModel, images: Tensor, inputs: str) -> Plan:
-    """A trained model on real images, whose own gates decide."""
-    return Plan(network, gated, images.numpy(), inputs, (None,), (None,))
+def own_plan(
+    network: str,
+    gated: GatedModel,
+    images: Tensor,
+    inputs: str,
+    *,
+    labels: Tensor | None = None,
+    calibration: Tensor | None = None,
+) -> Plan:
+    """A trained model on real images (N, C, H, W), whose own gates decide; labels and calibration as in `Plan`."""
+    return Plan(
+        *(network, gated, images.numpy(), inputs, (None,), (None,)),
+        labels=None if labels is None else labels.numpy(),
+        calibration=None if calibration is None else calibration.numpy(),
+    )
 
 
 def randomise_norms(model: nn.Module) -> None:
@@ -109,60 +136,78 @@ def bench(
     rounds: int = 100,
     warm_up: int = 10,
     peers: Sequence[Peer] = PEERS,
+    precisions: Sequence[Precision] = get_args(Precision),
     compile: ours.Compile = ours.compile_engine,
     text: str = "timing",
 ) -> Result:
-    """Time every engine on ``plan``: dense ones on the plain model; ours and sliced PyTorch on each point as well.
+    """One run of `bench_runs`."""
+    (found,) = bench_runs(plan, 1, threads, rounds, warm_up, peers, precisions, compile, text)
+    return found
 
-    The process stays on as many cores as ``threads``. Each engine must first give PyTorch's logits. One that is not
-    installed, fails or gives others is named in ``left_out``, and the bench goes on.
+
+def bench_runs(
+    plan: Plan,
+    runs: int,
+    threads: int = 1,
+    rounds: int = 100,
+    warm_up: int = 10,
+    peers: Sequence[Peer] = PEERS,
+    precisions: Sequence[Precision] = get_args(Precision),
+    compile: ours.Compile = ours.compile_engine,
+    text: str = "timing",
+) -> list[Result]:
+    """Time every engine on ``plan``, ``runs`` times: dense ones on the plain model; ours and sliced ones on each point.
+
+    The process stays on as many cores as ``threads``. Each engine must first give PyTorch's logits, in int8 roughly.
+    One that is not installed, fails or gives others is named in ``left_out``, and the bench goes on. All that run in
+    int8 fit their ranges to the same images.
     """
     if threads < 1:
         raise ConfigError(f"threads must be at least 1, got {threads}")
     with torch_threads(threads), pinned(threads):
         lineup = _Lineup(plan, threads)
         for peer in peers:
-            lineup.try_dense(peer.name, peer.version, peer.missing, partial(peer.build, plan.gated.backbone))
-        build = partial(_ours, compile, plan.gated.backbone)
-        lineup.try_dense(ours.NAME, version(), [], build)
-        lineup.try_gated(ours.NAME, version(), partial(_ours_gated, compile, plan))
-        lineup.try_gated(SLICED, torch.__version__, partial(_sliced_gated, plan))
-        contestants = {str(number): entry.contestant for number, entry in enumerate(lineup.entries)}
-        with progress(text) as bar:
-            task = bar.add_task(text, total=warm_up + rounds)
-            seconds = interleaved(contestants, rounds, warm_up, told=lambda done: bar.update(task, completed=done))
-    return Result(
-        network=plan.network,
-        input_shape=plan.gated.graph.input_shape,
-        inputs=plan.inputs,
-        masks="the gates' own" if None in plan.pools else f"random, uniform keep rate, {SETS} sets",
-        threads=threads,
-        rounds=rounds,
-        warm_up=warm_up,
-        seed=plan.seed,
-        dense_macs=plan.gated.cost({}).dense_total,
-        units=plan.gated.units,
-        points=_points(plan),
-        timed=tuple(
-            Timed(engine=e.engine, version=e.version, point=e.point, error=e.error, seconds=seconds[str(number)])
-            for number, e in enumerate(lineup.entries)
-        ),
-        left_out=lineup.left_out,
-    )
+            if peer.precision in precisions:
+                lineup.try_dense(Who(peer.name, peer.version, peer.precision), peer.missing, peer.build)
+        for precision in precisions:
+            who = Who(ours.NAME, version(), precision)
+            lineup.try_dense(who, [], partial(_ours, compile, precision))
+            lineup.try_gated(who, partial(_ours_gated, compile, plan, precision))
+        if "float32" in precisions and any(peer.name == PYTORCH for peer in peers):
+            lineup.try_gated(Who(SLICED, torch.__version__, "float32"), partial(_sliced_gated, plan))
+        return [lineup.time(rounds, warm_up, text) for _ in range(runs)]
 
 
 Setting = Callable[[int], AbstractContextManager[object]]
 Force = Callable[[Mapping[str, Tensor]], AbstractContextManager[object]]
-Gated = tuple[Infer, Force]
-"""A call, and how masks are forced on it."""
+
+
+class Gated(NamedTuple):
+    """An engine that masks can be forced on."""
+
+    infer: Infer
+    force: Force
+    expected: Callable[[Array, Mapping[str, Tensor]], Array]
+    """What PyTorch says of an image under masks, in the precision of the engine."""
+
+
+class Who(NamedTuple):
+    """An engine in one precision."""
+
+    engine: str
+    version: str | None
+    precision: Precision
+
+    @property
+    def label(self) -> str:
+        """Its name in `Result.left_out`."""
+        return self.engine if self.precision == "float32" else f"{self.engine}, {self.precision}"
 
 
 @dataclass(frozen=True)
 class _Entry:
-    engine: str
-    version: str | None
-    point: int | None
-    error: float
+    timed: Timed
+    """Without its seconds."""
     contestant: Contestant
 
 
@@ -175,49 +220,86 @@ class _Lineup:
         self.left_out: dict[str, str] = {}
         self.x: Array = plan.image(0)  # of the round
 
-    def try_dense(
-        self, name: str, version: str | None, missing: list[str], build: Callable[[Array, int], Infer]
-    ) -> None:
+    def try_dense(self, who: Who, missing: list[str], build: Callable[[nn.Module, Array, int], Infer]) -> None:
         if missing:
-            self.left_out[name] = f"not installed: pip install {' '.join(missing)}"
+            self.left_out[who.label] = f"not installed: {' '.join(missing)}; pip install 'cofire[peers]'"
             return
-        with self._trying(name):
-            infer = build(self.plan.image(0), self.threads)
-            probes = [self.plan.image(n) for n in range(2)]
-            errors = [_error(infer(x), _logits(self.plan.gated.backbone, x)) for x in probes]
-            self._add(name, version, None, errors, infer, lambda n: nullcontext())
+        with self._trying(who.label):
+            plan = self.plan
+            infer = build(
+                plan.gated.backbone, plan.image(0) if who.precision == "float32" else plan.shown, self.threads
+            )
+            probes = [plan.image(n) for n in range(2)]
+            errors = [_error(infer(x), _logits(plan.gated.backbone, x)) for x in probes]
+            self._add(who, None, errors, infer, lambda n: nullcontext())
 
-    def try_gated(self, name: str, version: str | None, build: Callable[[int], Gated]) -> None:
-        if not self.plan.pools or name in self.left_out:
+    def try_gated(self, who: Who, build: Callable[[int], Gated]) -> None:
+        if not self.plan.pools or who.label in self.left_out:
             return
-        with self._trying(f"{name}, gated"):
-            infer, force = build(self.threads)
+        with self._trying(f"{who.label}, gated"):
+            engine = build(self.threads)
             for point, pool in enumerate(self.plan.pools):
-                errors = [self._gated_error(infer, force, pool, n) for n in range(2)]
-                self._add(name, version, point, errors, infer, partial(_forced, pool, force))
+                errors = [self._gated_error(engine, pool, n) for n in range(2)]
+                self._add(who, point, errors, engine.infer, partial(_forced, pool, engine.force))
 
-    def _gated_error(self, infer: Infer, force: Force, pool: MaskPool | None, n: int) -> float:
+    def _gated_error(self, engine: Gated, pool: MaskPool | None, n: int) -> float:
         """Under forced masks, the gates' own where they are free: a tie of a head would be no error of an engine."""
-        x, gated = self.plan.image(n), self.plan.gated
-        masks = _own_masks(gated, x) if pool is None else pool.number(n)
-        with gated.force(masks):
-            expected = _logits(gated, x)
-        with force(masks):
-            return _error(infer(x), expected)
+        x = self.plan.image(n)
+        masks = _own_masks(self.plan.gated, x) if pool is None else pool.number(n)
+        with engine.force(masks):
+            return _error(engine.infer(x), engine.expected(x, masks))
 
-    def _add(
-        self, engine: str, version: str | None, point: int | None, errors: list[float], infer: Infer, setting: Setting
-    ) -> None:
-        error = float(np.max(errors))  # NaN if one of them is
-        if not error <= LARGEST_ERROR:
-            wanted = f"within {LARGEST_ERROR:g} standard deviations of PyTorch's"
+    def _add(self, who: Who, point: int | None, errors: list[float], infer: Infer, setting: Setting) -> None:
+        error, most = float(np.max(errors)), LARGEST_ERROR[who.precision]  # NaN if one of them is
+        if not error <= most:
+            wanted = f"within {most:g} standard deviations of PyTorch's"
             raise PeerError(f"refused: its logits must be {wanted}, got {error:.1e}")
 
         def with_image(n: int) -> AbstractContextManager[object]:
             self.x = self.plan.image(n)
             return setting(n)
 
-        self.entries.append(_Entry(engine, version, point, error, Contestant(lambda: infer(self.x), with_image)))
+        random_masks = point is not None and self.plan.pools[point] is not None
+        agreement, accuracy = (None, None) if random_masks else self._quality(infer)
+        timed = Timed(**who._asdict(), point=point, error=error, agreement=agreement, accuracy=accuracy, seconds=[])
+        self.entries.append(_Entry(timed, Contestant(lambda: infer(self.x), with_image)))
+
+    def _quality(self, infer: Infer) -> tuple[float, float | None]:
+        """Shares of the images on which an engine agrees with the dense model, and with the labels."""
+        said = _said(infer, self.plan)
+        labels = self.plan.labels
+        return float((said == self._dense).mean()), None if labels is None else float((said == labels).mean())
+
+    @cached_property
+    def _dense(self) -> NDArray[np.int64]:
+        """What the dense model says in float32 of each image."""
+        return _said(partial(_logits, self.plan.gated.backbone), self.plan)
+
+    def time(self, rounds: int, warm_up: int, text: str) -> Result:
+        """One run of all engines."""
+        contestants = {str(number): entry.contestant for number, entry in enumerate(self.entries)}
+        with progress(text) as bar:
+            task = bar.add_task(text, total=warm_up + rounds)
+            seconds = interleaved(contestants, rounds, warm_up, told=lambda done: bar.update(task, completed=done))
+        plan = self.plan
+        return Result(
+            network=plan.network,
+            input_shape=plan.gated.graph.input_shape,
+            inputs=plan.inputs,
+            masks="the gates' own" if None in plan.pools else f"random, uniform keep rate, {SETS} sets",
+            threads=self.threads,
+            rounds=rounds,
+            warm_up=warm_up,
+            seed=plan.seed,
+            dense_macs=plan.gated.cost({}).dense_total,
+            units=plan.gated.units,
+            points=_points(plan),
+            timed=tuple(
+                dataclasses.replace(entry.timed, seconds=seconds[str(number)])
+                for number, entry in enumerate(self.entries)
+            ),
+            left_out=self.left_out,
+        )
 
     @contextmanager
     def _trying(self, name: str) -> Iterator[None]:
@@ -232,25 +314,47 @@ def _forced(pool: MaskPool | None, force: Force, n: int) -> AbstractContextManag
     return nullcontext() if pool is None else force(pool.number(n))
 
 
-def _ours(compile: ours.Compile, model: nn.Module, x: Array, threads: int) -> Infer:
-    engine = compile(model, tuple(x.shape[1:]))
+def _ours(compile: ours.Compile, precision: Precision, model: nn.Module, x: Array, threads: int) -> Infer:
+    chosen = model if precision == "float32" else quantize(model, torch.from_numpy(x))
+    _, channels, height, width = x.shape
+    engine = compile(chosen, (channels, height, width))
     return lambda x: np.asarray(engine(x, threads=threads))
 
 
-def _ours_gated(compile: ours.Compile, plan: Plan, threads: int) -> Gated:
-    engine = compile(plan.gated, plan.gated.graph.input_shape)
-    return lambda x: np.asarray(engine(x, threads=threads)), partial(engine.force, heads=True)
+def _ours_gated(compile: ours.Compile, plan: Plan, precision: Precision, threads: int) -> Gated:
+    model: nn.Module = plan.gated
+    expected = partial(_logits_under, plan.gated)
+    if precision == "int8":
+        model = quantized = quantize(plan.gated, torch.from_numpy(plan.shown))
+        expected = partial(_simulated, quantized)
+    engine = compile(model, plan.gated.graph.input_shape)
+    return Gated(lambda x: np.asarray(engine(x, threads=threads)), partial(engine.force, heads=True), expected)
 
 
 def _sliced_gated(plan: Plan, threads: int) -> Gated:
     sliced = Sliced(plan.gated)
-    return lambda x: sliced(torch.from_numpy(x)).numpy(), sliced.force
+    infer = partial(_logits, sliced)
+    return Gated(infer, sliced.force, partial(_logits_under, plan.gated))
 
 
-def _logits(model: nn.Module, x: Array) -> Array:
+def _logits(model: Callable[[Tensor], Tensor], x: Array) -> Array:
     with torch.no_grad():
         logits: Array = model(torch.from_numpy(x)).numpy()
     return logits
+
+
+def _logits_under(gated: GatedModel, x: Array, masks: Mapping[str, Tensor]) -> Array:
+    with gated.force(masks):
+        return _logits(gated, x)
+
+
+def _simulated(quantized: Quantized, x: Array, masks: Mapping[str, Tensor]) -> Array:
+    return _logits(lambda x: trace(quantized.program, x, forced=masks).out, x)
+
+
+def _said(infer: Infer, plan: Plan) -> NDArray[np.int64]:
+    """The likeliest class of each image, (N,)."""
+    return np.array([int(infer(plan.image(n)).argmax()) for n in range(len(plan.images))])
 
 
 def _error(got: Array, expected: Array) -> float:

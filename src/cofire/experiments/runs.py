@@ -34,7 +34,7 @@ from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.pruning import SoftPruning, prune
 from cofire.runtime.classify import pixels_of
-from cofire.runtime.engine import Engine
+from cofire.runtime.engine import Engine, Precision
 from cofire.runtime.lowering import lower_for_pixels
 from cofire.runtime.observed import Observed, observe, write_observed
 from cofire.runtime.quantized import IMAGES
@@ -216,14 +216,14 @@ def estimate_experiment(
 
 
 def solve_experiment(
-    experiment: Experiment, *, macs: float | None = None, latency_ms: float | None = None, images: int = 2000
+    experiment: Experiment, *, images: int = 2000, precision: Precision = "float32", **budget: float | None
 ) -> Solution:
-    """The ratio for a budget on an experiment's model."""
+    """The ratio for a budget on an experiment's model: ``macs`` or ``latency_ms``, as `solve_ratio` takes them."""
     sets = read_sets(experiment)
     model = build_model(experiment, sets)
     config = _foretold_config(experiment, model, sets)
     loader = _training_images(experiment, sets, images)
-    return solve_ratio(model, config, loader, macs=macs, latency_ms=latency_ms)
+    return solve_ratio(model, config, loader, precision=precision, **budget)
 
 
 def train_experiment(experiment: Experiment, out: str | Path, *, track: Track | None = None) -> dict[str, Any]:

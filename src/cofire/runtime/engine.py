@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from cofire.errors import CompileError, ConfigError, DataError, FileError, unknown
 from cofire.files.atomic import write_atomically, write_text
+from cofire.runtime.floors import Speeds, footprint, loads
 from cofire.runtime.forced import Forced
-from cofire.runtime.outline import arranged, native, outline, read_content
+from cofire.runtime.outline import arranged, native, outline, read_content, read_table
 from cofire.runtime.profile import Profile
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class Engine:
         return dict(zip(self._groups, self._by_group(found, len(x)), strict=True))
 
     def profile(self, x_BCHW: Any, rounds: int = 10) -> Profile:
-        """Time and MACs of each op, means over all images and ``rounds`` passes; one thread."""
+        """Time and MACs of each op, means over all images and ``rounds`` passes, beside its floors; one thread."""
         x = self._images(x_BCHW)
         seconds = np.zeros(len(self._outline.ops))
         self._run(x, 1)
@@ -209,14 +210,25 @@ class Engine:
             self._run(x, 1, seconds=seconds)
         assert self._last.macs is not None
         found = self._outline.precisions
+        algorithms, macs_P = self.tuning.split(), self._last.macs.mean(0)
+        table, tensors, _ = read_table(self._file)
+        on = [float(mask_BO.mean()) for mask_BO in self.last_masks.values()]
+        found_loads = loads(table, tensors, algorithms, macs_P.tolist(), on)
         return Profile(
             names=list(self._outline.ops),
-            algorithms=self.tuning.split(),
+            algorithms=algorithms,
             precisions=[precision for precision, _ in found],
             reasons=[reason for _, reason in found],
             milliseconds=(1e3 * seconds / (rounds * len(x))).tolist(),
-            macs=self._last.macs.mean(0).astype(int).tolist(),
+            macs=macs_P.astype(int).tolist(),
+            floors=[load.floors(self._speeds) for load in found_loads],
+            speeds=self._speeds,
         )
+
+    @cached_property
+    def _speeds(self) -> Speeds:
+        table, tensors, _ = read_table(self._file)
+        return Speeds(*native().speeds(self.kernel, footprint(table, tensors)))
 
     def save(self, path: str | Path) -> Path:
         """Write the program file, and beside it (``.tuning``) the algorithms found on this machine."""

@@ -8,6 +8,8 @@ Shapes: B images, C channels, O filters.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,10 +17,28 @@ from torch import Tensor
 from cofire.runtime.program import Conv8, Quant
 
 
+class _Straight(torch.autograd.Function):
+    """Rounds, halves to even; gradients pass as if it did not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def rounded(x: Tensor) -> Tensor:
+    """The nearest whole numbers, halves to even; with gradients, for training, as if they had not been rounded."""
+    found: Tensor = _Straight.apply(x)  # type: ignore[no-untyped-call]
+    return found
+
+
 def quantized(x: Tensor, quant: Quant) -> Tensor:
     """q - zero for float32 numbers of any shape; NaN counts as 0."""
     inverse = torch.ones(()) / quant.scale
-    return (x * inverse).nan_to_num(0.0).round().clamp(-quant.zero, 255 - quant.zero)
+    return rounded((x * inverse).nan_to_num(0.0)).clamp(-quant.zero, 255 - quant.zero)
 
 
 def dequantized(q: Tensor, quant: Quant) -> Tensor:
@@ -43,5 +63,5 @@ def conv8(op: Conv8, q_BCHW: Tensor, kept_BOHW: Tensor | None, mask_BO: Tensor, 
     if kept_BOHW is not None:
         y = y + kept_BOHW.float() * op.residual_multiplier
     if quant is not None:
-        y = y.round().clamp(op.low - quant.zero, op.high - quant.zero)
+        y = rounded(y).clamp(op.low - quant.zero, op.high - quant.zero)
     return y.to(q_BCHW.dtype)

@@ -63,7 +63,6 @@ def run(
     return done.out, done.masks, done.macs
 
 
-@torch.no_grad()
 def trace(
     program: Program,
     x: Tensor,

@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels/leaf.h"
-#include "kernels/leaf8.h"
+#include "kernels/kernels.h"
+#include "kernels/kernels8.h"
 
 namespace cofire {
 
@@ -29,42 +29,42 @@ double best_seconds(int tries, const Work& work) {
     return best;
 }
 
-double float_macs(const Leaf& leaf) {
-    const int n = leaf.lanes * leaf.vectors, depth = kDepth * kTimes;
-    std::vector<float> x(size_t(kDepth * n + kSlack)), w(size_t(leaf.rows * depth)),
-        out(size_t(leaf.rows * n + kSlack));
+double float_macs(const Kernels& found) {
+    const int n = found.lanes * found.vectors, depth = kDepth * kTimes;
+    std::vector<float> x(size_t(kDepth * n + kSlack)), w(size_t(found.rows * depth)),
+        out(size_t(found.rows * n + kSlack));
     std::vector<int> wk(static_cast<size_t>(depth)), xk(static_cast<size_t>(depth));
     const float* rows[kMaxRows] = {};
     for (int k = 0; k < depth; ++k) wk[size_t(k)] = k, xk[size_t(k)] = k % kDepth * n;
-    for (int r = 0; r < leaf.rows; ++r) rows[r] = w.data() + r * depth;
+    for (int r = 0; r < found.rows; ++r) rows[r] = w.data() + r * depth;
     const double seconds = best_seconds(kTries, [&] {
         for (int i = 0; i < kRepeats; ++i)
-            leaf.gemm(rows, leaf.rows, wk.data(), xk.data(), depth, x.data(), n, out.data(), n, nullptr, false);
+            found.gemm(rows, found.rows, wk.data(), xk.data(), depth, x.data(), n, out.data(), n, nullptr, false);
     });
-    return double(kRepeats) * leaf.rows * depth * n / seconds;
+    return double(kRepeats) * found.rows * depth * n / seconds;
 }
 
-double byte_macs(const Leaf8& leaf) {
-    const int n = leaf.lanes * leaf.vectors, depth = kDepth * kTimes;
-    std::vector<uint32_t> x(size_t(kDepth * n + kSlack8)), w(size_t(leaf.rows * depth + kSlack8));
-    std::vector<uint8_t> y(size_t(leaf.rows * n + kSlack8));
+double byte_macs(const Kernels8& found) {
+    const int n = found.lanes * found.vectors, depth = kDepth * kTimes;
+    std::vector<uint32_t> x(size_t(kDepth * n + kSlack8)), w(size_t(found.rows * depth + kSlack8));
+    std::vector<uint8_t> y(size_t(found.rows * n + kSlack8));
     const std::vector<int64_t> at(kTimes, 0);
     const uint32_t* rows[kMaxRows8] = {};
     Ending8 ending{};
     ending.high = 255;
-    for (int r = 0; r < leaf.rows; ++r) rows[r] = w.data() + r * depth, ending.y[r] = y.data() + r * n;
+    for (int r = 0; r < found.rows; ++r) rows[r] = w.data() + r * depth, ending.y[r] = y.data() + r * n;
     Walk8 walk{x.data(), at.data(), kTimes, kDepth, n};
     const double seconds = best_seconds(kTries, [&] {
-        for (int i = 0; i < kRepeats; ++i) leaf.gemm(rows, leaf.rows, walk, n, ending, nullptr);
+        for (int i = 0; i < kRepeats; ++i) found.gemm(rows, found.rows, walk, n, ending, nullptr);
     });
-    return double(kRepeats) * leaf.rows * depth * n * leaf.channels / seconds;
+    return double(kRepeats) * found.rows * depth * n * found.channels / seconds;
 }
 
-double bytes_read(const Leaf& leaf, int64_t bytes) {
+double bytes_read(const Kernels& found, int64_t bytes) {
     const int n = int(std::clamp<int64_t>(bytes / int64_t(sizeof(float)), 1 << 10, 1 << 26));
     const std::vector<float> memory(size_t(n) + kSlack, 1.0f);
     float sum = 0;
-    const double seconds = best_seconds(4, [&] { sum += leaf.sum(memory.data(), n); });
+    const double seconds = best_seconds(4, [&] { sum += found.sum(memory.data(), n); });
     if (!(sum > 0)) throw std::logic_error("a sum of ones must be above 0");  // and so it is not left out
     return sizeof(float) * double(n) / seconds;
 }
@@ -72,10 +72,10 @@ double bytes_read(const Leaf& leaf, int64_t bytes) {
 }  // namespace
 
 Speeds measured_speeds(const std::string& kernel, int64_t bytes) {
-    const Leaf* leaf = find_leaf(kernel == "ref" ? "" : kernel.c_str());
-    const Leaf8* leaf8 = leaf == nullptr ? nullptr : leaf8_of(leaf->name);
-    if (leaf == nullptr || leaf8 == nullptr) throw std::runtime_error("no kernel set \"" + kernel + "\" on this CPU");
-    return {float_macs(*leaf), byte_macs(*leaf8), bytes_read(*leaf, bytes)};
+    const Kernels* found = find_kernels(kernel == "ref" ? "" : kernel.c_str());
+    const Kernels8* found8 = found == nullptr ? nullptr : kernels8_of(found->name);
+    if (found == nullptr || found8 == nullptr) throw std::runtime_error("no kernel set \"" + kernel + "\" on this CPU");
+    return {float_macs(*found), byte_macs(*found8), bytes_read(*found, bytes)};
 }
 
 }  // namespace cofire

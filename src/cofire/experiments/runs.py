@@ -24,7 +24,7 @@ from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
 from cofire.experiments.provenance import provenance
 from cofire.experiments.recipes import Experiment, as_table, differing, read_run
-from cofire.files.atomic import read_json, write_json
+from cofire.files.atomic import read_json, read_table, write_json
 from cofire.files.card import Card
 from cofire.files.lock import alone_in
 from cofire.gates.base import GateConfig
@@ -321,18 +321,10 @@ def read_result(run: str | Path) -> dict[str, Any]:
         )
     if not (folder / "result.json").exists():
         raise FileError(f"the run in {folder} is not finished: it has no result.json; call its `cofire train` again")
-    result = _read_table(folder / "result.json")
+    result = read_table(folder / "result.json", "test")
     if (folder / TWIN / "result.json").exists():
-        result["twin"] = _read_table(folder / TWIN / "result.json")["test"]
+        result["twin"] = read_table(folder / TWIN / "result.json", "test")["test"]
     return result
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    """A ``result.json``, which has at least what the model did on the test set."""
-    table = read_json(path)
-    if not isinstance(table, dict) or "test" not in table:
-        raise FileError(f"{path} must be a table with the entry 'test', as `cofire train` writes it; it is damaged")
-    return table
 
 
 def eval_run(run: str | Path, *, threshold: float | None = None) -> Report:

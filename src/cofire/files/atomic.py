@@ -69,6 +69,18 @@ def read_json(path: Path) -> Any:
         raise FileError(f"{path} is not readable as JSON: {error}") from error
 
 
+def read_table(path: Path, *keys: str) -> dict[str, Any]:
+    """The table in a JSON file, which must have these keys.
+
+    Raises:
+        FileError: missing or damaged.
+    """
+    table = read_json(path)
+    if not isinstance(table, dict) or not table.keys() >= set(keys):
+        raise FileError(f"{path} must be a table with {', '.join(map(repr, keys))}; it is damaged")
+    return table
+
+
 def _sync_folder(folder: Path) -> None:
     """A rename is on disk only once its folder is."""
     handle = os.open(folder, os.O_RDONLY)

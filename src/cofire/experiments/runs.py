@@ -348,8 +348,12 @@ def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str, twi
 
 def compile_run(run: str | Path, int8: Path | None = None) -> Engine:
     """A model folder as an engine that takes pixels in [0, 1]; in int8 if there are pictures to fit that to."""
-    card = run_card(run)
-    program = normalised(lower(load(run), card.input_shape), card.mean, card.std)
+    return compiled(load(run), run_card(run), int8)
+
+
+def compiled(model: nn.Module, card: Card, int8: Path | None = None) -> Engine:
+    """A model, of whose images the card tells, as such an engine."""
+    program = normalised(lower(model, card.input_shape), card.mean, card.std)
     if int8 is not None:
         pictures = pictures_below(existing(int8))
         few = pictures[:: max(1, len(pictures) // IMAGES)][:IMAGES]  # from all over the folder

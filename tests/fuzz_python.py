@@ -20,6 +20,7 @@ with atheris.instrument_imports(include=["cofire"]):
     from cofire.experiments.recipes import read_experiment
     from cofire.experiments.runs import read_result
     from cofire.files.tensors import read_tensors
+    from cofire.importing import imported
 
 GOLDEN = sorted((Path(__file__).parent / "golden" / "program_v1").glob("*.cofire"))[0].read_bytes()
 
@@ -72,6 +73,7 @@ READERS = [
     _file("result.json", read_result),
     _file("set.json", open_prepared),
     _file("x.safetensors", read_tensors),
+    _file("x.onnx", imported),
 ]
 
 

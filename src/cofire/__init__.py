@@ -104,6 +104,7 @@ The files, in the data's way; each imports only from files above it:
         observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
+        of_pixels.py     model and card -> the engine that takes pixels
     serving/
         protocol.py      the Open Inference Protocol: bytes <-> images and answers
         metrics.py       what a server counts, for Prometheus

@@ -9,6 +9,7 @@ import typer
 
 from cofire.errors import ConfigError
 from cofire.experiments import runs
+from cofire.runtime.of_pixels import of_pixels
 from cofire.shell import AsJson, show
 from cofire.speedup.command import Mean, Size, Std, numbers
 from cofire.speedup.models import is_file, model_of_file
@@ -42,7 +43,7 @@ def compile(
         if observe:
             raise ConfigError("--observe needs a run, which knows its training images")
         named = model_of_file(what, size=size, mean=numbers("mean", mean), std=numbers("std", std))
-        engine, card = runs.compiled(named.model, named.card, images), named.card
+        engine, card = of_pixels(named.model, named.card, images), named.card
     else:
         if size or mean or std:
             raise ConfigError("--size, --mean and --std are for ONNX files; a run knows its own")

@@ -53,8 +53,8 @@ class Calls:
             if node.target in ONLY_SPELLED and node.users:
                 what = getattr(node.target, "__name__", node.target)
                 raise CompileError(
-                    f"{node.meta['inside']!r} ({what}) cannot be compiled: the engine has no such op for what depends on "
-                    "the images. Ways out: export the model up to it, or compile the PyTorch model itself"
+                    f"{node.meta['inside']!r} ({what}) cannot be compiled: the engine has no such op for what depends "
+                    "on the images. Ways out: export the model up to it, or compile the PyTorch model itself"
                 )
 
     def shape(self, value: Any) -> tuple[int, ...]:
@@ -134,7 +134,9 @@ class Calls:
             positions = math.prod(self.shape(x)) if transposed else shaped.numel()
             self.work += positions // max(1, filters) * weight.numel()
             if self.work > _WORK * self.batch:
-                raise CompileError(f"up to {name!r} it takes more than {_WORK:,} multiply-accumulates; that is too many")
+                raise CompileError(
+                    f"up to {name!r} it takes more than {_WORK:,} multiply-accumulates; that is too many"
+                )
 
     # What both kinds of graphs write otherwise than modules do
 
@@ -161,7 +163,11 @@ class Calls:
         dims = len(self.shape(weight)) - 2
         if not isinstance(weight, Tensor) or isinstance(bias, fx.Node):
             raise CompileError(f"{name!r} cannot be compiled: the weights of a conv must be constant")
-        kinds: dict[tuple[int, bool], Any] = {(1, False): nn.Conv1d, (2, False): nn.Conv2d, (2, True): nn.ConvTranspose2d}
+        kinds: dict[tuple[int, bool], Any] = {
+            (1, False): nn.Conv1d,
+            (2, False): nn.Conv2d,
+            (2, True): nn.ConvTranspose2d,
+        }
         if (dims, transposed) not in kinds:
             what = "transposed conv" if transposed else "conv"
             raise CompileError(f"{name!r} cannot be compiled: there is no {what} of {dims} dimensions")
@@ -177,7 +183,9 @@ class Calls:
         into, out = weight.shape[1] * groups, weight.shape[0]
         if transposed:
             into, out = out, into
-        made = kinds[dims, transposed](into, out, tuple(weight.shape[2:]), padding=padding, bias=bias is not None, device="meta", **window)
+        made = kinds[dims, transposed](
+            into, out, tuple(weight.shape[2:]), padding=padding, bias=bias is not None, device="meta", **window
+        )
         return self.layer(name, _filled(made, weight=weight, bias=bias), x)
 
     def pad(self, name: str, x: Any, around: Sequence[int], **options: Any) -> Any:

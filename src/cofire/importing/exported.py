@@ -47,7 +47,6 @@ def module_of(program: ExportedProgram, input_shape: tuple[int, int, int]) -> fx
     batch = int(_images(program).shape[0])
     calls, values = Calls(batch, input_shape), dict[fx.Node, Any]()
     outputs: list[Any] = []
-    structure = None
     for node in flat.graph.nodes:
         if node.op == "placeholder":
             values[node] = calls.input
@@ -56,8 +55,8 @@ def module_of(program: ExportedProgram, input_shape: tuple[int, int, int]) -> fx
         elif node.op == "call_function":
             values[node] = _made(calls, node, values)
         elif node.op == "output":
-            outputs, structure = tree_flatten(fx.node.map_arg(node.args[0], values.__getitem__))
-    module = calls.module(outputs, lambda found: tree_unflatten(found, structure))
+            outputs, _ = tree_flatten(fx.node.map_arg(node.args[0], values.__getitem__))
+    module = calls.module(outputs, lambda found: tree_unflatten(found, program.call_spec.out_spec))
     _check_same(module, flat, batch, input_shape)
     return module
 
@@ -92,6 +91,8 @@ def _call(calls: Calls, where: str, name: str, packet: Any, args: Any, kwargs: A
         return None
     if plain in ("sym_size", "size"):
         return calls.shape(args[0])[args[1]]
+    if packet is operator.getitem and isinstance(args[0], tuple):
+        return args[0][args[1]]
     if plain in _LOWERED:
         return _LOWERED[plain](calls, where, *args, **kwargs)
     function: Any = packet
@@ -112,16 +113,31 @@ _METHODS = {"expand_as", "view_as", "repeat"}
 
 
 def _conv(
-    calls: Calls, where: str, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-    dilation: Any = 1, groups: int = 1,
+    calls: Calls,
+    where: str,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
 ) -> Any:
     window = {"stride": _sides(stride), "padding": _sides(padding), "dilation": _sides(dilation), "groups": groups}
     return calls.conv(where, x, weight, bias, **window)
 
 
 def _transposed(
-    calls: Calls, where: str, x: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-    output_padding: Any = 0, groups: int = 1, dilation: Any = 1,
+    calls: Calls,
+    where: str,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
 ) -> Any:
     window = {"stride": _sides(stride), "padding": _sides(padding), "dilation": _sides(dilation), "groups": groups}
     return calls.conv(where, x, weight, bias, transposed=True, output_padding=_sides(output_padding), **window)
@@ -140,8 +156,17 @@ def _linear(calls: Calls, where: str, x: Any, weight: Any, bias: Any = None) -> 
 
 
 def _batch_norm(
-    calls: Calls, where: str, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool = False,
-    momentum: float = 0.1, eps: float = 1e-5, cudnn_enabled: bool = False,
+    calls: Calls,
+    where: str,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    mean: Any,
+    var: Any,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = False,
 ) -> Any:
     if training or mean is None:
         raise CompileError(f"{where!r} (batch_norm) is in training mode; export the model in eval mode")
@@ -166,9 +191,7 @@ def _prelu(calls: Calls, where: str, x: Any, weight: Tensor) -> Any:
     return calls.norm(where, x, nn.PReLU(weight.numel(), device="meta"), weight, None)
 
 
-def _slice(
-    calls: Calls, where: str, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Any:
+def _slice(calls: Calls, where: str, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     place = (*[slice(None)] * (dim % len(calls.shape(x))), slice(start, end, step))
     return calls.call(where, operator.getitem, x, place)
 
@@ -191,6 +214,11 @@ def _smooth(mode: str) -> Callable[..., Any]:
         return calls.call(where, F.interpolate, x, **options)
 
     return lowered
+
+
+def _with_indices(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A pooling that also says where its maxima are, which nobody may read."""
+    return lambda calls, where, *given: (calls.call(where, function, *given), None)
 
 
 def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -224,6 +252,8 @@ _LOWERED: dict[str, Callable[..., Any]] = {
     "_upsample_nearest_exact2d": _nearest_exact,
     "upsample_bilinear2d": _smooth("bilinear"),
     "upsample_bicubic2d": _smooth("bicubic"),
+    "adaptive_max_pool2d": _with_indices(F.adaptive_max_pool2d),
+    "max_pool2d_with_indices": _with_indices(F.max_pool2d),
     "add": _arithmetic(operator.add),
     "sub": _arithmetic(operator.sub),
     "mul": _arithmetic(operator.mul),

@@ -86,7 +86,9 @@ def _graph(model: Any, path: Path) -> OnnxGraph:
         raise FileError(f"{path} must take one batch of images, got {len(inputs)} inputs: {names}")
     taken = inputs[0].type.tensor_type
     if len(taken.shape.dim) != 4:
-        raise FileError(f"{path} must take images (B, C, H, W), got {len(taken.shape.dim)} sizes for {inputs[0].name!r}")
+        raise FileError(
+            f"{path} must take images (B, C, H, W), got {len(taken.shape.dim)} sizes for {inputs[0].name!r}"
+        )
     if taken.elem_type not in _FLOATS:
         raise FileError(f"{path} must take floating-point images, and {inputs[0].name!r} is of type {taken.elem_type}")
     return OnnxGraph(
@@ -111,7 +113,7 @@ def _node(node: Any, at: int, path: Path) -> Node:
 def _attribute(attr: Any, path: Path) -> Any:
     """A number, text, tensor or list of numbers; None for graphs and what else there is."""
     kinds = {1: "f", 2: "i", 3: "s", 4: "t", 6: "floats", 7: "ints"}
-    found = getattr(attr, kinds[attr.type]) if attr.type in kinds else None
+    found: Any = getattr(attr, kinds[attr.type]) if attr.type in kinds else None
     if attr.type == 3:
         return found.decode("utf-8", "replace")
     if attr.type == 4:
@@ -148,7 +150,7 @@ def _beside(entries: Sequence[Any], path: Path, size: int, name: str) -> bytes:
             file.seek(int(told.get("offset", 0)))
             if size > place.stat().st_size:
                 raise FileError(f"{place} is shorter than the {size:,} bytes of {name!r}")
-            content = file.read(size)
+            content: bytes = file.read(size)
     except (OSError, ValueError) as error:
         raise FileError(f"{path}: the weights {name!r} cannot be read from {location!r}: {error}") from error
     if len(content) != size:

@@ -95,9 +95,7 @@ def _instance_norm(calls: Calls, node: Node, x: Any, scale: Any, shift: Any) -> 
     if kind is None:
         raise refused(node, f"it must get 3 or 4 dimensions, got the shape {calls.shape(x)}")
     made = kind(calls.shape(x)[1], node.attrs.get("epsilon", 1e-5), affine=True, device="meta")
-    return calls.norm(
-        layer_name(node), x, made, _constant(node, scale, "scale"), _constant(node, shift, "shift")
-    )
+    return calls.norm(layer_name(node), x, made, _constant(node, scale, "scale"), _constant(node, shift, "shift"))
 
 
 @op("LayerNormalization")
@@ -130,7 +128,11 @@ def _max_pool(calls: Calls, node: Node, x: Any) -> Any:
     half = len(kernel)
     ceil = bool(node.attrs.get("ceil_mode", 0))
     if window["padding"][:half] != window["padding"][half:]:
-        if max(window["dilation"]) > 1 or ceil or any(p >= k for p, k in zip(window["padding"], 2 * kernel, strict=True)):
+        if (
+            max(window["dilation"]) > 1
+            or ceil
+            or any(p >= k for p, k in zip(window["padding"], 2 * kernel, strict=True))
+        ):
             raise refused(node, "its padding differs between the sides, with dilation or ceil_mode")
         # The border again, in place of nothing: it is in every such window, so that no maximum changes.
         x = calls.pad(f"{node.name}.pad", x, window["padding"], mode="replicate")

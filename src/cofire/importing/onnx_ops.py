@@ -27,7 +27,7 @@ def _elementwise(kind: str, function: Callable[..., Any], **defaults: Any) -> No
     OPS[kind] = lowered
 
 
-for _kind, _function, _defaults in (
+_ONE: tuple[tuple[str, Callable[..., Any], dict[str, float]], ...] = (
     ("Relu", F.relu, {}),
     ("LeakyRelu", F.leaky_relu, {"alpha": 0.01}),
     ("Elu", F.elu, {"alpha": 1.0}),
@@ -46,7 +46,8 @@ for _kind, _function, _defaults in (
     ("Floor", torch.floor, {}),
     ("Ceil", torch.ceil, {}),
     ("Not", torch.logical_not, {}),
-):
+)
+for _kind, _function, _defaults in _ONE:
     _elementwise(_kind, _function, **_defaults)
 
 
@@ -81,9 +82,7 @@ def _hardsigmoid(calls: Calls, node: Node, x: Any) -> Any:
 
 @op("Clip")
 def _clip(calls: Calls, node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
-    bounds = [
-        node.attrs.get(key) if value is None else number(value) for key, value in (("min", low), ("max", high))
-    ]
+    bounds = [node.attrs.get(key) if value is None else number(value) for key, value in (("min", low), ("max", high))]
     if any(isinstance(bound, fx.Node) for bound in bounds):
         raise refused(node, "its bounds must be constant")
     return x if bounds == [None, None] else calls.call(node.name, torch.clamp, x, *bounds)
@@ -109,21 +108,22 @@ def _binary(kind: str, function: Callable[[Any, Any], Any]) -> None:
     OPS[kind] = lowered
 
 
-for _kind, _function in (
-    ("Add", operator.add),
-    ("Sub", operator.sub),
-    ("Mul", operator.mul),
-    ("Div", operator.truediv),
-    ("Pow", torch.pow),
-    ("Equal", torch.eq),
-    ("Greater", torch.gt),
-    ("Less", torch.lt),
-    ("GreaterOrEqual", torch.ge),
-    ("LessOrEqual", torch.le),
-    ("Mod", torch.remainder),
-    ("And", torch.logical_and),
-    ("Or", torch.logical_or),
-):
+_TWO: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": operator.truediv,
+    "Pow": torch.pow,
+    "Equal": torch.eq,
+    "Greater": torch.gt,
+    "Less": torch.lt,
+    "GreaterOrEqual": torch.ge,
+    "LessOrEqual": torch.le,
+    "Mod": torch.remainder,
+    "And": torch.logical_and,
+    "Or": torch.logical_or,
+}
+for _kind, _function in _TWO.items():
     _binary(_kind, _function)
 
 
@@ -154,8 +154,9 @@ def _reduction(kind: str, function: Callable[..., Any]) -> None:
     OPS[kind] = lowered
 
 
-for _kind, _function in (("ReduceMean", torch.mean), ("ReduceSum", torch.sum), ("ReduceMax", torch.amax)):
-    _reduction(_kind, _function)
+_reduction("ReduceMean", torch.mean)
+_reduction("ReduceSum", torch.sum)
+_reduction("ReduceMax", torch.amax)
 
 
 @op("ReduceL2")
@@ -267,9 +268,7 @@ def _split(calls: Calls, node: Node, x: Any, sizes: Any = None) -> Any:
     if not parts:
         each = -(-calls.shape(x)[dim] // count)
         parts = [each] * (count - 1) + [calls.shape(x)[dim] - each * (count - 1)]
-    return tuple(
-        _sliced(calls, node, x, dim, sum(parts[:at]), sum(parts[: at + 1]), 1) for at in range(count)
-    )
+    return tuple(_sliced(calls, node, x, dim, sum(parts[:at]), sum(parts[: at + 1]), 1) for at in range(count))
 
 
 def _sliced(calls: Calls, node: Node, x: Any, dim: int, start: int, end: int, step: int) -> Any:
@@ -287,9 +286,7 @@ def _slice(calls: Calls, node: Node, x: Any, *given: Any) -> Any:
     )
     if starts is None or ends is None:
         raise refused(node, "it has no starts and ends")
-    for start, end, dim, step in zip(
-        starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True
-    ):
+    for start, end, dim, step in zip(starts, ends, axes or range(len(starts)), steps or [1] * len(starts), strict=True):
         if step < 1:
             if (start, step) != (-1, -1) or end > -(calls.shape(x)[dim]):
                 raise refused(node, "a step must be above 0, but for turning a whole side")
@@ -320,7 +317,7 @@ def _tile(calls: Calls, node: Node, x: Any, counts: Any) -> Any:
 
 @op("Pad")
 def _pad(calls: Calls, node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
-    around = node.attrs.get("pads") if pads is None else numbers(node, pads)
+    around: list[int] = node.attrs["pads"] if pads is None else numbers(node, pads)
     many = len(calls.shape(x))
     dims = list(range(many)) if axes is None else [dim % many for dim in numbers(node, axes)]
     before, behind = [0] * many, [0] * many
@@ -329,7 +326,7 @@ def _pad(calls: Calls, node: Node, x: Any, pads: Any = None, value: Any = None, 
     filled = number(value) if value is not None else node.attrs.get("value", 0.0)
     how = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     mode = how.get(node.attrs.get("mode", "constant"))
-    if before[:2] + behind[:2] != [0] * 4 and mode != "constant" or mode is None:
+    if (before[:2] + behind[:2] != [0] * 4 and mode != "constant") or mode is None:
         raise refused(node, "it must pad maps of two dimensions")
     first = next((at for at in range(many) if before[at] or behind[at]), many)
     first = 2 if mode != "constant" else first
@@ -374,16 +371,14 @@ def _resize(calls: Calls, node: Node, x: Any, *given: Any) -> Any:
     if len(own) != 4 or (scales is None and sizes is None) or not stretched:
         raise refused(node, "it must resize maps by constant scales or to constant sizes")
     dims = [dim % 4 for dim in attrs.get("axes") or range(4)]
-    if scales is not None:
-        factors: list[float] | None = [1.0] * 4
-        for dim, scale in zip(dims, scales.tolist(), strict=True):
-            factors[dim] = float(scale)
-        wanted = resized(own, factors)
-    else:
-        factors, wanted = None, list(own)
-        for dim, size in zip(dims, numbers(node, sizes), strict=True):
-            wanted[dim] = size
-    found = resizing(own[2:], wanted[2:], None if factors is None else factors[2:], attrs)
+    factors, wanted = [1.0] * 4, list(own)
+    for at, dim in enumerate(dims):
+        if scales is None:
+            wanted[dim] = numbers(node, sizes)[at]
+        else:
+            factors[dim] = float(scales[at])
+    wanted = wanted if scales is None else resized(own, factors)
+    found = resizing(own[2:], wanted[2:], None if scales is None else factors[2:], attrs)
     if tuple(wanted[:2]) != own[:2] or found is None:
         raise refused(node, f"torch has no resizing like it: {attrs}")
     return calls.call(node.name, F.interpolate, x, **found)

@@ -18,7 +18,7 @@ _SIDE = 1 << 13
 def resizing(
     sizes: Sequence[int], wanted: Sequence[int], scales: Sequence[float] | None, attrs: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Arguments of `F.interpolate` that resize maps of ``sizes`` to ``wanted`` as ``attrs`` say; None if there are none.
+    """Arguments of `F.interpolate` that resize maps of ``sizes`` to ``wanted`` as ``attrs`` say; None if it cannot.
 
     Args:
         sizes: height and width.
@@ -27,8 +27,9 @@ def resizing(
     if max(*sizes, *wanted) > _SIDE or attrs.get("antialias") or attrs.get("exclude_outside"):
         return None
     ratios = scales or [out / size for out, size in zip(wanted, sizes, strict=True)]
-    ours = [_matrix(size, out, ratio, attrs) for size, out, ratio in zip(sizes, wanted, ratios, strict=True)]
-    if any(matrix is None for matrix in ours):
+    made = [_matrix(size, out, ratio, attrs) for size, out, ratio in zip(sizes, wanted, ratios, strict=True)]
+    ours = [matrix for matrix in made if matrix is not None]
+    if len(ours) < len(made):
         return None
     for options in _candidates(wanted, scales):
         found = [_tried(sizes, dim, options) for dim in (0, 1)]

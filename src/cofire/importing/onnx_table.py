@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from cofire.errors import CompileError
-from cofire.importing.calls import Calls
 from cofire.importing.onnx_file import Node
 
 Lowering = Callable[..., Any]

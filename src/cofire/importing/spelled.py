@@ -50,7 +50,8 @@ def _unit_length(node: fx.Node) -> tuple[Any, ...] | None:
     if not isinstance(below, fx.Node) or below.target not in (torch.clamp, torch.clamp_min):
         return None
     length, epsilon = below.args[:2]
-    if not isinstance(length, fx.Node) or length.target is not torch.linalg.vector_norm or below.args[2:] not in ((), (None,)):
+    unbounded = below.args[2:] in ((), (None,))
+    if not isinstance(length, fx.Node) or length.target is not torch.linalg.vector_norm or not unbounded:
         return None
     given = (*length.args, *(False,) * (4 - len(length.args)))
     dims: Any = given[2]
@@ -65,8 +66,8 @@ def _gelus(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node, dict[str, Any]]]:
     for out in _chain(node, "users"):
         for x in _chain(node, "all_input_nodes"):
             values = _tried(out, x, probe)
-            for options in _GELUS if values is not None else ():
-                if torch.allclose(values, F.gelu(probe, **options), rtol=1e-5, atol=1e-5):
+            for options in _GELUS:
+                if values is not None and torch.allclose(values, F.gelu(probe, **options), rtol=1e-5, atol=1e-5):
                     yield out, x, options
 
 

@@ -290,8 +290,8 @@ def compile(
     Each conv is timed here with every algorithm that can run it, a second or two for a large network.
 
     Args:
-        model: a module; or a graph: the path of an ``.onnx`` file, or a program of `torch.export`. A graph is dense, but
-            for a file that `cofire.export.to_onnx` wrote of a gated model.
+        model: a module; or a graph: the path of an ``.onnx`` file, or a program of `torch.export`. A graph is dense,
+            but for a file that `cofire.export.to_onnx` wrote of a gated model.
         input_shape: (C, H, W) of an image. Default: the shape a graph, a gated model or a registered backbone was made
             for, else 224 x 224.
         precision: ``int8`` stands for ``compile(quantize(model, images))``.

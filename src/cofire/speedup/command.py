@@ -14,9 +14,7 @@ from cofire.errors import ConfigError
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
 from cofire.gates.persistence import save
-from cofire.runtime.engine import Engine
-from cofire.runtime.lowering import lower
-from cofire.runtime.program import normalised
+from cofire.runtime.of_pixels import of_pixels
 from cofire.speedup.measure import Speedup
 from cofire.speedup.models import SIZE, Named, named_model
 from cofire.speedup.pictures import read_pictures
@@ -32,8 +30,8 @@ def speedup(
     model: Annotated[
         str,
         typer.Argument(
-            help="A run or model folder; a dense .onnx file; zoo:NAME; a backbone, timm:NAME or torchvision:NAME with --weights; or "
-            "MODULE:FUNCTION, which is imported and called.",
+            help="A run or model folder; a dense .onnx file; zoo:NAME; a backbone, timm:NAME or torchvision:NAME with "
+            "--weights; or MODULE:FUNCTION, which is imported and called.",
             metavar="MODEL",
         ),
     ],
@@ -70,8 +68,7 @@ def speedup(
 def _write(found: Speedup, named: Named, folder: Path, data: str) -> None:
     card = dataclasses.replace(named.card, data=named.card.data or data, macs=round(found.macs * found.dense_macs))
     save(found.model, folder, card)
-    program = normalised(lower(found.model, card.input_shape), card.mean, card.std)
-    Engine(program).save(folder / PROGRAM)
+    of_pixels(found.model, card).save(folder / PROGRAM)
     write_json(folder / "speedup.json", {"provenance": provenance(), **found.to_json()})
 
 

@@ -41,9 +41,9 @@ def named_model(
     """The model that ``name`` stands for.
 
     Args:
-        name: folder of a run or of a saved model; an ``.onnx`` file; ``zoo:NAME``; a registered backbone, ``timm:NAME`` or
-            ``torchvision:NAME``, with ``weights``; or ``MODULE:FUNCTION``, which is imported, found from the current
-            folder too, and called: run it only if you trust it.
+        name: folder of a run or of a saved model; an ``.onnx`` file; ``zoo:NAME``; a registered backbone,
+            ``timm:NAME`` or ``torchvision:NAME``, with ``weights``; or ``MODULE:FUNCTION``, which is imported, found
+            from the current folder too, and called: run it only if you trust it.
         weights: a file of weights, or ``published:NAME``.
         size, mean, std: of the pictures, where the model does not say; default 224 and the colours of ImageNet.
 

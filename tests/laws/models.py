@@ -66,7 +66,6 @@ MODELS = [
     Model("timm/resnetblur18"),
     Model("timm/resnest14d"),
     Model("timm/nf_resnet26"),
-    Model("timm/nfnet_l0", 32),
     Model("timm/resnet18", 32),
     Model("timm/efficientnet_b0"),
     Model("timm/tf_efficientnet_lite0"),

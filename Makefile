@@ -35,9 +35,10 @@ lint: .venv/dev.stamp ## style of Python and C++
 types: .venv/dev.stamp ## mypy, strict, on src
 	$(BIN)/mypy
 
-# Two files at a time, with one thread each: most tests are too small to be split over cores.
+# Two files at a time, with one thread each: most tests are too small to be split over cores. tests/conftest.py says
+# which files come first.
 pytest: .venv/dev.stamp ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=20 -n 2 --dist loadfile --no-loadscope-reorder
 
 # The wheel gets an environment of its own; the dependencies are borrowed from .venv by a .pth
 # file, which does not bring along the editable install.

@@ -47,7 +47,7 @@ float activated(float x, Act act, float slope) {
     return x;
 }
 
-// The definition: plain loops, no leaf, MACs counted one by one.
+// The definition: plain loops, no kernel, MACs counted one by one.
 class Reference final : public AbstractConv {
    public:
     Reference(const Op& op, Shape x, Shape y) : op_(op), x_(x), y_(y) {}
@@ -97,7 +97,7 @@ class Reference final : public AbstractConv {
     const Shape x_, y_;
 };
 
-std::unique_ptr<AbstractConv> make_reference(const Leaf&, const Op& op, Shape x, Shape y, Shelf&) {
+std::unique_ptr<AbstractConv> make_reference(const Kernels&, const Op& op, Shape x, Shape y, Arena&) {
     return std::make_unique<Reference>(op, x, y);
 }
 
@@ -117,7 +117,7 @@ bool has_few_columns(const Op& op, Shape x, Shape y) {
            int64_t(x.c) * taps * y.area() <= kMost;
 }
 
-// Whether leaves have the tiles F(m, taps per phase of the stride).
+// Whether kernels have the tiles F(m, taps per phase of the stride).
 bool has_tiles(int m, const Op& op) {
     const int taps = (op.kernel.h + op.stride.h - 1) / op.stride.h;
     return op.groups == 1 && op.kernel.h == op.kernel.w && op.stride.h == op.stride.w && op.stride.h <= 2 &&
@@ -153,10 +153,10 @@ std::vector<std::string> fitting_algorithms(const Op& op, Shape x, Shape y) {
     return found;
 }
 
-std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y,
-                                        Shelf& shelf) {
+std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x,
+                                        Shape y, Arena& arena) {
     for (const ConvAlgorithm& row : conv_algorithms())
-        if (algorithm == row.name && row.fits(op, x, y)) return row.make(leaf, op, x, y, shelf);
+        if (algorithm == row.name && row.fits(op, x, y)) return row.make(kernels, op, x, y, arena);
     throw std::runtime_error("conv '" + op.name + "' cannot run with algorithm '" + algorithm + "'");
 }
 

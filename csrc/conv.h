@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "floats.h"
-#include "kernels/leaf.h"
+#include "kernels/kernels.h"
 #include "program.h"
 #include "team.h"
 
@@ -71,12 +71,12 @@ class AbstractConv {
     virtual int64_t run(const ConvCall& call, const Member& member) const = 0;
 };
 
-// A way to run convs. `make` prepares one, with its weights on the shelf if it lays them out anew; the op and the shelf
+// A way to run convs. `make` prepares one, with its weights in the arena if it lays them out anew; the op and the arena
 // must outlive it.
 struct ConvAlgorithm {
     const char* name;
     bool (*fits)(const Op& op, Shape x, Shape y);
-    std::unique_ptr<AbstractConv> (*make)(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+    std::unique_ptr<AbstractConv> (*make)(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 };
 
 // All there are, likely best first. The last, "ref", fits every conv and defines what the others must give.
@@ -85,7 +85,7 @@ const std::vector<ConvAlgorithm>& conv_algorithms();
 // The names of those that fit an op.
 std::vector<std::string> fitting_algorithms(const Op& op, Shape x, Shape y);
 
-std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y,
-                                        Shelf& shelf);
+std::unique_ptr<AbstractConv> make_conv(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x,
+                                        Shape y, Arena& arena);
 
 }  // namespace cofire

@@ -28,11 +28,11 @@ const std::vector<ConvAlgorithm8>& conv8_algorithms() {
     return all;
 }
 
-std::unique_ptr<AbstractConv8> make_conv8(const std::string& algorithm, const Leaf8& leaf, const Op& op,
+std::unique_ptr<AbstractConv8> make_conv8(const std::string& algorithm, const Kernels8& kernels, const Op& op,
                                           const Quantized& quantized, Shape x, Shape y) {
     for (const ConvAlgorithm8& row : conv8_algorithms())
         if ((algorithm.empty() || algorithm == row.name) && row.fits(op, x, y))
-            return row.make(leaf, op, quantized, x, y);
+            return row.make(kernels, op, quantized, x, y);
     throw std::runtime_error("conv '" + op.name + "' cannot run on bytes with algorithm '" + algorithm + "'");
 }
 

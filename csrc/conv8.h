@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/leaf8.h"
+#include "kernels/kernels8.h"
 #include "program.h"
 #include "team.h"
 
@@ -65,7 +65,7 @@ class AbstractConv8 {
 struct ConvAlgorithm8 {
     const char* name;
     bool (*fits)(const Op& op, Shape x, Shape y);
-    std::unique_ptr<AbstractConv8> (*make)(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
+    std::unique_ptr<AbstractConv8> (*make)(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                            Shape y);
 };
 
@@ -74,7 +74,7 @@ const std::vector<ConvAlgorithm8>& conv8_algorithms();
 
 // With the named algorithm, or with the likely best if the name is empty. Of the op only the window counts: kernel,
 // stride, dilation, padding, groups.
-std::unique_ptr<AbstractConv8> make_conv8(const std::string& algorithm, const Leaf8& leaf, const Op& op,
+std::unique_ptr<AbstractConv8> make_conv8(const std::string& algorithm, const Kernels8& kernels, const Op& op,
                                           const Quantized& quantized, Shape x, Shape y);
 
 }  // namespace cofire

@@ -8,7 +8,7 @@
 
 namespace cofire {
 
-using Make8 = std::unique_ptr<AbstractConv8>(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
+using Make8 = std::unique_ptr<AbstractConv8>(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                              Shape y);
 Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8;
 
@@ -41,7 +41,7 @@ inline int32_t start_of(const Quantized& q, int o, int32_t total_weight) {
 }
 
 // Filters that are off keep their residual, if that is live.
-inline void keep_residuals(const Leaf8& leaf, const Quantized& q, const ConvCall8& call, Shape y,
+inline void keep_residuals(const Kernels8& kernels, const Quantized& q, const ConvCall8& call, Shape y,
                            const Member& member) {
     if (!call.residual) return;
     const Range mine = member.share(y.c);
@@ -52,7 +52,7 @@ inline void keep_residuals(const Leaf8& leaf, const Quantized& q, const ConvCall
             ++active;
         } else if (!call.residual_on || call.residual_on[o]) {
             end_filter(ending, 0, q, call, o, y.area(), 0, 0);
-            leaf.finish(nullptr, y.area(), ending, 0);
+            kernels.finish(nullptr, y.area(), ending, 0);
         }
     }
 }
@@ -103,13 +103,14 @@ class Weights8 {
 
     // Words of a filter's weights for live inputs: as they are, if these are whole, or in `room`. What its sums begin
     // with goes into *start.
-    const uint32_t* packed(const Leaf8& leaf, int o, const LiveInputs& live, uint8_t* room, int32_t* start) const {
+    const uint32_t* packed(const Kernels8& kernels, int o, const LiveInputs& live, uint8_t* room,
+                           int32_t* start) const {
         const int8_t* rows = row(o);
         uint32_t* to = reinterpret_cast<uint32_t*>(room);
         int32_t total = live.whole ? totals_[o] : 0;
         for (int tap = 0; tap < taps_ && !live.whole; ++tap) {
-            total += leaf.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
-            to += (live.count + leaf.channels - 1) / leaf.channels;
+            total += kernels.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
+            to += (live.count + kernels.channels - 1) / kernels.channels;
         }
         *start = start_of(q_, o, total);
         return reinterpret_cast<const uint32_t*>(live.whole ? reinterpret_cast<const uint8_t*>(rows) : room);

@@ -4,16 +4,17 @@
 namespace cofire {
 namespace {
 
-// The tables of Leaf8::depthwise for a conv, if they are small enough.
+// The tables of Kernels8::depthwise for a conv, if they are small enough.
 class Tables8 {
    public:
-    Tables8(const Leaf8& leaf, const Op& op, Shape x, Shape y, int words) {
-        const int stride = op.stride.w, width = std::min(y.w, leaf.lanes);
-        const int reach = (width - 1) * stride + (words * leaf.channels - 1) * op.dilation.w + 1;  // of a line's taps
+    Tables8(const Kernels8& kernels, const Op& op, Shape x, Shape y, int words) {
+        const int stride = op.stride.w, width = std::min(y.w, kernels.lanes);
+        const int reach =
+            (width - 1) * stride + (words * kernels.channels - 1) * op.dilation.w + 1;  // of a line's taps
         const bool narrow = y.w == width;
         const int pitch = narrow ? std::max(reach, op.padding.left + x.w) : reach;  // bytes of a table's line
-        while (narrow && (rows_ + 1) * width <= leaf.lanes && (rows_ * op.stride.h + 1) * pitch <= kTable) ++rows_;
-        fits_ = leaf.depthwise && pitch <= kTable;
+        while (narrow && (rows_ + 1) * width <= kernels.lanes && (rows_ * op.stride.h + 1) * pitch <= kTable) ++rows_;
+        fits_ = kernels.depthwise && pitch <= kTable;
         if (!fits_) return;
         const auto ones = [](int from, int to) {  // bits
             uint64_t bits = 0;
@@ -37,10 +38,10 @@ class Tables8 {
                 tables_.push_back(table);
             }
         for (int word = 0; word < words; ++word)
-            for (int lane = 0; lane < leaf.lanes; ++lane)
-                for (int c = 0; c < leaf.channels; ++c) {
+            for (int lane = 0; lane < kernels.lanes; ++lane)
+                for (int c = 0; c < kernels.channels; ++c) {
                     const int place = lane / width * op.stride.h * pitch + lane % width * stride +
-                                      (word * leaf.channels + c) * op.dilation.w;
+                                      (word * kernels.channels + c) * op.dilation.w;
                     order_.push_back(uint8_t(place % kTable));  // lanes past the last line do not count
                 }
     }
@@ -65,18 +66,18 @@ class Tables8 {
 
 class Depthwise8 final : public AbstractConv8 {
    public:
-    Depthwise8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x, Shape y)
-        : leaf_(leaf),
+    Depthwise8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y)
+        : kernels_(kernels),
           op_(op),
           q_(quantized),
           x_(x),
           y_(y),
           taps_(op.kernel.h * op.kernel.w),
-          words_((op.kernel.w + leaf.channels - 1) / leaf.channels),
-          tables_(leaf, op, x, y, words_),
+          words_((op.kernel.w + kernels.channels - 1) / kernels.channels),
+          tables_(kernels, op, x, y, words_),
           weights_(size_t(y.c) * op.kernel.h * words_),
           totals_(y.c) {
-        const int reach = (op.kernel.h - 1) * op.dilation.h, bits = 32 / leaf.channels;
+        const int reach = (op.kernel.h - 1) * op.dilation.h, bits = 32 / kernels.channels;
         phases_.resize(std::min(op.stride.h, reach + 1));
         lines_read_ = y.h + reach / op.stride.h;
         for (int ky = 0; ky < op.kernel.h; ++ky) {
@@ -84,13 +85,14 @@ class Depthwise8 final : public AbstractConv8 {
             phases_[phase] = true;
             at_.push_back((int64_t(phase) * lines_read_ + dy / op.stride.h) * y.w);
         }
-        pitch_ = up(int64_t(phases_.size()) * lines_read_ * y.w + leaf.lanes, kLine);
-        line_ = (y.w - 1) * op.stride.w + (words_ * leaf.channels - 1) * op.dilation.w + 1;
+        pitch_ = up(int64_t(phases_.size()) * lines_read_ * y.w + kernels.lanes, kLine);
+        line_ = (y.w - 1) * op.stride.w + (words_ * kernels.channels - 1) * op.dilation.w + 1;
         for (int o = 0; o < y.c; ++o)
             for (int tap = 0; tap < taps_; ++tap) {
                 const int weight = q_.weight[int64_t(o) * taps_ + tap], kx = tap % op.kernel.w;
-                uint32_t& word = weights_[(int64_t(o) * op.kernel.h + tap / op.kernel.w) * words_ + kx / leaf.channels];
-                word |= (uint32_t(weight) & ((1u << bits) - 1)) << kx % leaf.channels * bits;
+                uint32_t& word =
+                    weights_[(int64_t(o) * op.kernel.h + tap / op.kernel.w) * words_ + kx / kernels.channels];
+                word |= (uint32_t(weight) & ((1u << bits) - 1)) << kx % kernels.channels * bits;
                 totals_[o] += weight;
             }
     }
@@ -114,15 +116,15 @@ class Depthwise8 final : public AbstractConv8 {
             end_filter(ending, 0, q_, call, o, y_.area(), 0, start_of(q_, o, reads ? totals_[o] : 0));
             const uint32_t* weights = weights_.data() + int64_t(o) * op_.kernel.h * words_;
             if (reads && tables_.fit()) {
-                leaf_.depthwise(plane, weights, map, ending);
+                kernels_.depthwise(plane, weights, map, ending);
             } else {
                 if (reads) pack(plane, line, packed);
                 const Walk8 walk{packed, at_.data(), reads ? op_.kernel.h : 0, words_, pitch_};
-                leaf_.gemm(&weights, 1, walk, y_.area(), ending, nullptr);
+                kernels_.gemm(&weights, 1, walk, y_.area(), ending, nullptr);
             }
             macs += reads ? int64_t(taps_) * y_.area() : 0;
         }
-        keep_residuals(leaf_, q_, call, y_, member);
+        keep_residuals(kernels_, q_, call, y_, member);
         return macs;
     }
 
@@ -132,7 +134,7 @@ class Depthwise8 final : public AbstractConv8 {
 
     // Each line of the plane between its paddings, which stand in `line` already, then word by word of its taps.
     void pack(const uint8_t* plane, uint8_t* line, uint32_t* packed) const {
-        const uint32_t zero = uint32_t(q_.zero_in) * (leaf_.channels == 4 ? 0x01010101u : 0x00010001u);
+        const uint32_t zero = uint32_t(q_.zero_in) * (kernels_.channels == 4 ? 0x01010101u : 0x00010001u);
         for (int phase = 0; phase < int(phases_.size()); ++phase) {
             if (!phases_[phase]) continue;
             uint32_t* to = packed + int64_t(phase) * lines_read_ * y_.w;
@@ -146,15 +148,15 @@ class Depthwise8 final : public AbstractConv8 {
                         continue;
                     }
                     const uint8_t* at[4];
-                    for (int c = 0; c < leaf_.channels; ++c)
-                        at[c] = line + (word * leaf_.channels + c) * op_.dilation.w;
-                    leaf_.interleave(at, op_.stride.w, y_.w, to + word * pitch_);
+                    for (int c = 0; c < kernels_.channels; ++c)
+                        at[c] = line + (word * kernels_.channels + c) * op_.dilation.w;
+                    kernels_.interleave(at, op_.stride.w, y_.w, to + word * pitch_);
                 }
             }
         }
     }
 
-    const Leaf8& leaf_;
+    const Kernels8& kernels_;
     const Op& op_;
     const Quantized q_;
     const Shape x_, y_;
@@ -170,9 +172,9 @@ class Depthwise8 final : public AbstractConv8 {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv8> make_depthwise8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
-                                               Shape y) {
-    return std::make_unique<Depthwise8>(leaf, op, quantized, x, y);
+std::unique_ptr<AbstractConv8> make_depthwise8(const Kernels8& kernels, const Op& op, const Quantized& quantized,
+                                               Shape x, Shape y) {
+    return std::make_unique<Depthwise8>(kernels, op, quantized, x, y);
 }
 
 }  // namespace cofire

@@ -11,8 +11,8 @@ constexpr int kGroup8 = 8;  // filters at a time
 
 class Dot8 final : public AbstractConv8 {
    public:
-    Dot8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x, Shape y)
-        : leaf_(leaf),
+    Dot8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y)
+        : kernels_(kernels),
           op_(op),
           q_(quantized),
           x_(x),
@@ -45,13 +45,13 @@ class Dot8 final : public AbstractConv8 {
             size = std::min(kGroup8, mine.end - f);
             const int8_t* rows[kGroup8];
             for (int r = 0; r < size; ++r) rows[r] = weights + call.out[f + r] * pitch_;
-            leaf_.dot(rows, size, nk_, columns, pitch_, y_.area(), sums);
+            kernels_.dot(rows, size, nk_, columns, pitch_, y_.area(), sums);
             for (int r = 0; r < size; ++r) {
                 end_filter(ending, 0, q_, call, call.out[f + r], y_.area(), 0, starts_[call.out[f + r]]);
-                leaf_.finish(sums + r * y_.area(), y_.area(), ending, 0);
+                kernels_.finish(sums + r * y_.area(), y_.area(), ending, 0);
             }
         }
-        keep_residuals(leaf_, q_, call, y_, member);
+        keep_residuals(kernels_, q_, call, y_, member);
         return int64_t(mine.end - mine.begin) * call.n_in * taps_ * y_.area();
     }
 
@@ -66,7 +66,7 @@ class Dot8 final : public AbstractConv8 {
         }
     }
 
-    const Leaf8& leaf_;
+    const Kernels8& kernels_;
     const Op& op_;
     const Quantized q_;
     const Shape x_, y_;
@@ -79,9 +79,9 @@ class Dot8 final : public AbstractConv8 {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv8> make_dot8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
+std::unique_ptr<AbstractConv8> make_dot8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                          Shape y) {
-    return std::make_unique<Dot8>(leaf, op, quantized, x, y);
+    return std::make_unique<Dot8>(kernels, op, quantized, x, y);
 }
 
 }  // namespace cofire

@@ -13,14 +13,14 @@ constexpr int64_t kInputs8 = 384 * 1024;  // bytes of packed inputs that a block
 
 class Gemm8 final : public AbstractConv8 {
    public:
-    Gemm8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x, Shape y)
-        : leaf_(leaf),
+    Gemm8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y)
+        : kernels_(kernels),
           op_(op),
           q_(quantized),
           x_(x),
           y_(y),
           inputs_(x.c / op.groups),
-          words_((inputs_ + leaf.channels - 1) / leaf.channels),
+          words_((inputs_ + kernels.channels - 1) / kernels.channels),
           taps_(op.kernel.h * op.kernel.w),
           copies_(op.kernel.w),
           plain_(lies_as_output(op, x, y)),
@@ -31,7 +31,7 @@ class Gemm8 final : public AbstractConv8 {
         const int64_t line = int64_t(words_) * 4 * copies_ * int64_t(phases_.size()) * width_;
         lines_ = group_size(all, int(std::min<int64_t>(std::max<int64_t>(kInputs8 / line, 1), all)));
         lines_read_ = lines_ + reach / op.stride.h;
-        pitch_ = odd_lines(int64_t(phases_.size()) * lines_read_ * width_ + leaf.lanes);
+        pitch_ = odd_lines(int64_t(phases_.size()) * lines_read_ * width_ + kernels.lanes);
         for (int ky = 0; ky < op.kernel.h; ++ky)
             for (int kx = 0; kx < op.kernel.w; ++kx) {
                 const int dy = ky * op.dilation.h, phase = dy % op.stride.h;
@@ -51,7 +51,7 @@ class Gemm8 final : public AbstractConv8 {
             while (f < call.n_out && call.out[f] < (group + 1) * (y_.c / op_.groups)) ++f;
             if (active < f) macs += multiply(call, group, {first, i}, {active, f}, member);
         }
-        keep_residuals(leaf_, q_, call, y_, member);
+        keep_residuals(kernels_, q_, call, y_, member);
         return macs;
     }
 
@@ -60,16 +60,16 @@ class Gemm8 final : public AbstractConv8 {
     int64_t row_room() const { return up(4 * int64_t(taps_) * words_, kLine8) + kSlack8; }
     int64_t zeros_room() const { return has_few_vectors() ? up(x_.area(), kLine8) + kSlack8 : 0; }
     int64_t own_room() const {
-        return LiveInputs::room(inputs_) + (leaf_.rows + kMostColumns8) * row_room() + zeros_room();
+        return LiveInputs::room(inputs_) + (kernels_.rows + kMostColumns8) * row_room() + zeros_room();
     }
 
-    bool has_few_vectors() const { return y_.area() <= kFewVectors8 * leaf_.lanes; }
+    bool has_few_vectors() const { return y_.area() <= kFewVectors8 * kernels_.lanes; }
 
     // Whether to leave the weights as they are: packing those of the live inputs takes longer than to multiply a few
     // zeros on small maps.
     bool walks_whole(int live) const {
-        const int vectors = (y_.area() + leaf_.lanes - 1) / leaf_.lanes;
-        return leaf_.channels == 4 &&
+        const int vectors = (y_.area() + kernels_.lanes - 1) / kernels_.lanes;
+        return kernels_.channels == 4 &&
                (live == inputs_ || (has_few_vectors() && 5 * (inputs_ - live) * vectors < 2 * inputs_));
     }
 
@@ -78,7 +78,7 @@ class Gemm8 final : public AbstractConv8 {
         uint8_t* own = call.room + packed_room() + member.thread * own_room();
         LiveInputs live(call.in + in.begin, in.end - in.begin, group * inputs_, inputs_, own);
         live.whole = walks_whole(live.count);
-        const int words = live.whole ? words_ : (live.count + leaf_.channels - 1) / leaf_.channels;
+        const int words = live.whole ? words_ : (live.count + kernels_.channels - 1) / kernels_.channels;
         uint8_t *rows_room = own + LiveInputs::room(inputs_), *zeros = own + own_room() - zeros_room();
         std::fill_n(zeros, zeros_room(), uint8_t(q_.zero_in));
         const uint8_t* x = call.x + int64_t(group) * inputs_ * x_.area();
@@ -91,18 +91,18 @@ class Gemm8 final : public AbstractConv8 {
                 pack(x, zeros, live, word, line, lines, packed + int64_t(word) * copies_ * pitch_);
             member.meet();
             Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
-            fill_columns(walk, lines * width_, reinterpret_cast<uint32_t*>(rows_room + leaf_.rows * row_room()));
+            fill_columns(walk, lines * width_, reinterpret_cast<uint32_t*>(rows_room + kernels_.rows * row_room()));
             for (int f = mine.begin, size; f < mine.end; f += size) {
-                size = group_size(mine.end - f, leaf_.rows);
+                size = group_size(mine.end - f, kernels_.rows);
                 const int* filters = call.out + out.begin + f;
                 const uint32_t* rows[kMaxRows8];
                 for (int r = 0; r < size; ++r) {
                     int32_t start = 0;
-                    rows[r] = weights_.packed(leaf_, filters[r], live, rows_room + r * row_room(), &start);
+                    rows[r] = weights_.packed(kernels_, filters[r], live, rows_room + r * row_room(), &start);
                     end_filter(ending, r, q_, call, filters[r], y_.area(), line * width_, start);
                 }
                 const Ahead8 ahead = weights_.ahead(call.out + out.begin, f + size, mine.end, size);
-                leaf_.gemm(rows, size, walk, lines * width_, ending, f + size < mine.end ? &ahead : nullptr);
+                kernels_.gemm(rows, size, walk, lines * width_, ending, f + size < mine.end ? &ahead : nullptr);
             }
         }
         member.meet();
@@ -113,16 +113,16 @@ class Gemm8 final : public AbstractConv8 {
     void pack(const uint8_t* x, const uint8_t* zeros, const LiveInputs& live, int word, int line, int lines,
               uint32_t* to) const {
         const uint8_t *planes[4], *at[4];
-        for (int c = 0; c < leaf_.channels; ++c) {  // those past the end meet weights of zero
-            const int k = std::min(word * leaf_.channels + c, (live.whole ? inputs_ : live.count) - 1);
+        for (int c = 0; c < kernels_.channels; ++c) {  // those past the end meet weights of zero
+            const int k = std::min(word * kernels_.channels + c, (live.whole ? inputs_ : live.count) - 1);
             const int i = live.whole ? k : live.list[k];
             planes[c] = live.has(i) ? x + int64_t(i) * x_.area() : zeros;
         }
         if (plain_) {
-            for (int c = 0; c < leaf_.channels; ++c) at[c] = planes[c] + line;
-            return leaf_.interleave(at, 1, lines, to);
+            for (int c = 0; c < kernels_.channels; ++c) at[c] = planes[c] + line;
+            return kernels_.interleave(at, 1, lines, to);
         }
-        const uint32_t zero = uint32_t(q_.zero_in) * (leaf_.channels == 4 ? 0x01010101u : 0x00010001u);
+        const uint32_t zero = uint32_t(q_.zero_in) * (kernels_.channels == 4 ? 0x01010101u : 0x00010001u);
         for (int kx = 0; kx < copies_; ++kx) {
             // pixels [begin, end) of an output line lie inside the plane
             const int shift = op_.padding.left - kx * op_.dilation.w, stride = op_.stride.w;
@@ -138,9 +138,9 @@ class Gemm8 final : public AbstractConv8 {
                         std::fill_n(row, width_, zero);
                         continue;
                     }
-                    for (int c = 0; c < leaf_.channels; ++c)
+                    for (int c = 0; c < kernels_.channels; ++c)
                         at[c] = planes[c] + int64_t(y) * x_.w + int64_t(begin) * stride - shift;
-                    leaf_.interleave(at, stride, end - begin, row + begin);
+                    kernels_.interleave(at, stride, end - begin, row + begin);
                     std::fill(row, row + begin, zero);
                     std::fill(row + end, row + width_, zero);
                 }
@@ -150,8 +150,8 @@ class Gemm8 final : public AbstractConv8 {
 
     // Of n pixels the last few as columns, if there are few enough over.
     void fill_columns(Walk8& walk, int n, uint32_t* to) const {
-        const int over = n % leaf_.lanes, words = walk.taps * walk.words;
-        if (over > std::min(kMostColumns8, leaf_.lanes / 4) || n < leaf_.lanes || words < kFewestWords8) return;
+        const int over = n % kernels_.lanes, words = walk.taps * walk.words;
+        if (over > std::min(kMostColumns8, kernels_.lanes / 4) || n < kernels_.lanes || words < kFewestWords8) return;
         walk.columns = to, walk.column_count = over, walk.column_pitch = up(words, kLine);
         for (int i = n - over; i < n; ++i, to += walk.column_pitch) {
             uint32_t* next = to;
@@ -161,7 +161,7 @@ class Gemm8 final : public AbstractConv8 {
         }
     }
 
-    const Leaf8& leaf_;
+    const Kernels8& kernels_;
     const Op& op_;
     const Quantized q_;
     const Shape x_, y_;
@@ -178,9 +178,9 @@ class Gemm8 final : public AbstractConv8 {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv8> make_gemm8(const Leaf8& leaf, const Op& op, const Quantized& quantized, Shape x,
+std::unique_ptr<AbstractConv8> make_gemm8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                           Shape y) {
-    return std::make_unique<Gemm8>(leaf, op, quantized, x, y);
+    return std::make_unique<Gemm8>(kernels, op, quantized, x, y);
 }
 
 }  // namespace cofire

@@ -1,4 +1,4 @@
-// The definition of a conv on bytes: plain loops, no leaf, MACs counted one by one.
+// The definition of a conv on bytes: plain loops, no kernel, MACs counted one by one.
 #include <algorithm>
 #include <cmath>
 
@@ -72,7 +72,7 @@ class Reference8 final : public AbstractConv8 {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv8> make_reference8(const Leaf8&, const Op& op, const Quantized& quantized, Shape x,
+std::unique_ptr<AbstractConv8> make_reference8(const Kernels8&, const Op& op, const Quantized& quantized, Shape x,
                                                Shape y) {
     return std::make_unique<Reference8>(op, quantized, x, y);
 }

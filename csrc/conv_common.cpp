@@ -19,7 +19,7 @@ Phases::Phases(const Op& op, Shape x, Shape y) : x_(x), stride_(op.stride), padd
         }
 }
 
-void Phases::split(const Leaf& leaf, const float* plane, float* to) const {
+void Phases::split(const Kernels& kernels, const float* plane, float* to) const {
     for (int py = 0; py < stride_.h; ++py)
         for (int px = 0; px < stride_.w; ++px) {
             if (!read_[py * stride_.w + px]) {
@@ -35,8 +35,8 @@ void Phases::split(const Leaf& leaf, const float* plane, float* to) const {
                 const bool outside = y < 0 || y >= x_.h;
                 for (int i = 0; i < (outside ? wide_ : begin); ++i) to[i] = 0;
                 if (outside) continue;
-                leaf.take(plane + int64_t(y) * x_.w + int64_t(begin) * stride_.w + px - padding_.left, stride_.w,
-                          end - begin, to + begin);
+                kernels.take(plane + int64_t(y) * x_.w + int64_t(begin) * stride_.w + px - padding_.left, stride_.w,
+                             end - begin, to + begin);
                 for (int i = end; i < wide_; ++i) to[i] = 0;
             }
         }

@@ -11,12 +11,12 @@
 
 namespace cofire {
 
-std::unique_ptr<AbstractConv> make_winograd2(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_winograd4(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
-std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf);
+std::unique_ptr<AbstractConv> make_winograd2(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_winograd4(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 
 constexpr int kFewPixels = 4;  // the largest map that make_dot takes
 
@@ -31,7 +31,9 @@ inline int64_t odd_lines(int64_t n) {
 
 // Filters that gemm takes best at a time for n pixels. Of a single vector of sums each, no more than six: their
 // addresses would take more registers than there are.
-inline int best_rows(const Leaf& leaf, int n) { return n > leaf.lanes ? leaf.rows : std::min(leaf.rows, 6); }
+inline int best_rows(const Kernels& kernels, int n) {
+    return n > kernels.lanes ? kernels.rows : std::min(kernels.rows, 6);
+}
 
 // n things in as few groups of at most `most` as possible, of nearly one size: 13 in sixes is 5 + 4 + 4, which keeps
 // the multipliers busier than 6 + 6 + 1.
@@ -56,12 +58,12 @@ inline bool lies_as_output(const Op& op, Shape x, Shape y) {
 
 // The sums of n pixels of filter o, from pixel `first` on, become outputs. A plane that is whole then is still near, so
 // that adding it up costs little.
-inline void finish(const Leaf& leaf, const Op& op, const ConvCall& call, int o, const float* sums, int area, int first,
-                   int n) {
+inline void finish(const Kernels& kernels, const Op& op, const ConvCall& call, int o, const float* sums, int area,
+                   int first, int n) {
     const int64_t at = int64_t(o) * area + first;
-    leaf.finish(sums, n, call.factor[o], call.bias[o], call.residual ? call.residual + at : nullptr, op.act, op.slope,
-                call.y + at, call.peak ? call.peak + o : nullptr);
-    if (call.sum && n == area) call.sum[o] = leaf.sum(call.y + at, area);
+    kernels.finish(sums, n, call.factor[o], call.bias[o], call.residual ? call.residual + at : nullptr, op.act,
+                   op.slope, call.y + at, call.peak ? call.peak + o : nullptr);
+    if (call.sum && n == area) call.sum[o] = kernels.sum(call.y + at, area);
 }
 
 // For maps too narrow for whole lines: where each tap of each output pixel lies in the plane, which is `x.area()`, the
@@ -77,7 +79,7 @@ class Phases {
     int pitch() const { return wide_; }                     // floats from one output line to the next
     int64_t size() const { return size_; }                  // floats of one split plane
     const std::vector<int>& taps() const { return taps_; }  // offset of each tap, row by row
-    void split(const Leaf& leaf, const float* plane, float* to) const;
+    void split(const Kernels& kernels, const float* plane, float* to) const;
 
    private:
     const Shape x_;

@@ -6,8 +6,8 @@ namespace {
 
 class Depthwise final : public AbstractConv {
    public:
-    Depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y)
-        : leaf_(leaf),
+    Depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y)
+        : kernels_(kernels),
           op_(op),
           x_(x),
           y_(y),
@@ -35,11 +35,11 @@ class Depthwise final : public AbstractConv {
             if (reads && !call.residual && call.factor[o] == 1) {
                 float* y = call.y + int64_t(o) * y_.area();
                 filter(call, o, call.bias[o], op_.act, plane, y, call.peak ? call.peak + o : nullptr);
-                if (call.sum) call.sum[o] = leaf_.sum(y, y_.area());
+                if (call.sum) call.sum[o] = kernels_.sum(y, y_.area());
             } else {
                 std::fill(sums, sums + y_.area(), 0.0f);
                 if (reads) filter(call, o, 0, Act::none, plane, sums, nullptr);
-                finish(leaf_, op_, call, o, sums, y_.area(), 0, y_.area());
+                finish(kernels_, op_, call, o, sums, y_.area(), 0, y_.area());
             }
             macs += reads ? int64_t(taps_) * y_.area() : 0;
         }
@@ -54,16 +54,16 @@ class Depthwise final : public AbstractConv {
     void filter(const ConvCall& call, int o, float bias, Act act, float* plane, float* y, float* peak) const {
         const float *x = call.x + int64_t(o) * x_.area(), *weights = op_.weight + int64_t(o) * taps_;
         if (direct_) {
-            leaf_.depthwise3(x, x_, op_.stride.h, op_.padding.top, op_.padding.left, plane, weights, y_, bias, act,
-                             op_.slope, y, peak);
+            kernels_.depthwise3(x, x_, op_.stride.h, op_.padding.top, op_.padding.left, plane, weights, y_, bias, act,
+                                op_.slope, y, peak);
         } else {
-            phases_.split(leaf_, x, plane);
-            leaf_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, bias, act,
-                            op_.slope, y, peak);
+            phases_.split(kernels_, x, plane);
+            kernels_.depthwise(plane, phases_.pitch(), phases_.taps().data(), weights, taps_, y_.h, y_.w, bias, act,
+                               op_.slope, y, peak);
         }
     }
 
-    const Leaf& leaf_;
+    const Kernels& kernels_;
     const Op& op_;
     const Shape x_, y_;
     const Phases phases_;
@@ -73,8 +73,8 @@ class Depthwise final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_depthwise(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf&) {
-    return std::make_unique<Depthwise>(leaf, op, x, y);
+std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena&) {
+    return std::make_unique<Depthwise>(kernels, op, x, y);
 }
 
 }  // namespace cofire

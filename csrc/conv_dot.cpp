@@ -5,12 +5,12 @@
 namespace cofire {
 namespace {
 
-constexpr int kGroup = 12;  // filters at a time: whole numbers of the rows that any leaf takes together
+constexpr int kGroup = 12;  // filters at a time: whole numbers of the rows that any kernel takes together
 
 class Dot final : public AbstractConv {
    public:
-    Dot(const Leaf& leaf, const Op& op, Shape x, Shape y)
-        : leaf_(leaf),
+    Dot(const Kernels& kernels, const Op& op, Shape x, Shape y)
+        : kernels_(kernels),
           op_(op),
           x_(x),
           y_(y),
@@ -34,9 +34,9 @@ class Dot final : public AbstractConv {
                 rows[r] = op_.weight + int64_t(call.out[f + r]) * nk_;
                 ahead[r] = op_.weight + int64_t(call.out[std::min(f + size + r, mine.end - 1)]) * nk_;
             }
-            leaf_.dot(rows, size, nk_, columns, ldx(), y_.area(), sums, kFewPixels, ahead);
+            kernels_.dot(rows, size, nk_, columns, ldx(), y_.area(), sums, kFewPixels, ahead);
             for (int r = 0; r < size; ++r)
-                finish(leaf_, op_, call, call.out[f + r], sums + r * kFewPixels, y_.area(), 0, y_.area());
+                finish(kernels_, op_, call, call.out[f + r], sums + r * kFewPixels, y_.area(), 0, y_.area());
         }
         return int64_t(mine.end - mine.begin) * call.n_in * taps_ * y_.area();
     }
@@ -54,7 +54,7 @@ class Dot final : public AbstractConv {
         }
     }
 
-    const Leaf& leaf_;
+    const Kernels& kernels_;
     const Op& op_;
     const Shape x_, y_;
     const int taps_, nk_;
@@ -63,8 +63,8 @@ class Dot final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_dot(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf&) {
-    return std::make_unique<Dot>(leaf, op, x, y);
+std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena&) {
+    return std::make_unique<Dot>(kernels, op, x, y);
 }
 
 }  // namespace cofire

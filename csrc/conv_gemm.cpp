@@ -9,12 +9,12 @@ namespace {
 // The weights of each filter in a row, rows a little apart.
 class WeightRows {
    public:
-    WeightRows(const Op& op, Shape x, Shape y, Shelf& shelf)
+    WeightRows(const Op& op, Shape x, Shape y, Arena& arena)
         : inputs_(x.c / op.groups),
           length_(inputs_ * op.kernel.h * op.kernel.w),
           pitch_(odd_lines(length_)),
           size_(y.c * pitch_ + kSlack),
-          weights_(shelf.take(size_)) {
+          weights_(arena.take(size_)) {
         for (int o = 0; o < y.c; ++o) std::copy_n(op.weight + int64_t(o) * length_, length_, weights_ + o * pitch_);
     }
 
@@ -45,14 +45,14 @@ constexpr int kFewestColumns = 96, kMostColumns = 512;
 // and a place in the cache of its own.
 class Gemm final : public AbstractConv {
    public:
-    Gemm(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf)
-        : leaf_(leaf),
+    Gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena)
+        : kernels_(kernels),
           op_(op),
           x_(x),
           y_(y),
           phases_(op, x, y),
           taps_(op.kernel.h * op.kernel.w),
-          weights_(op, x, y, shelf),
+          weights_(op, x, y, arena),
           splits_(!lies_as_output(op, x, y)),
           plane_size_(odd_lines(phases_.size())) {
         const bool gapless = !splits_ || y.h == 1 || phases_.pitch() == y.w;
@@ -77,7 +77,7 @@ class Gemm final : public AbstractConv {
         if (splits_) {
             const Range mine = member.share(call.n_in);
             for (int k = mine.begin; k < mine.end; ++k)
-                phases_.split(leaf_, call.x + int64_t(call.in[k]) * x_.area(), source + k * plane_size_);
+                phases_.split(kernels_, call.x + int64_t(call.in[k]) * x_.area(), source + k * plane_size_);
         }
         if (member.first())
             for (int k = 0; k < call.n_in; ++k)
@@ -149,7 +149,7 @@ class Gemm final : public AbstractConv {
         for (int k = 0; k < table.nk; ++k) {
             const float* next = pixels(std::min(k + 1, table.nk - 1));
             for (int i = 0; i < count; i += kLine) __builtin_prefetch(next + i);
-            leaf_.take(pixels(k), 1, count, table.x + table.xk[k]);
+            kernels_.take(pixels(k), 1, count, table.x + table.xk[k]);
         }
     }
 
@@ -160,11 +160,11 @@ class Gemm final : public AbstractConv {
 
     int64_t multiply_block(const ConvCall& call, Range filters, const Table& table, float* sums,
                            const Lines& lines) const {
-        const bool at_once = lines.length % leaf_.lanes == 0 && !call.residual && only_clamps(op_.act);
+        const bool at_once = lines.length % kernels_.lanes == 0 && !call.residual && only_clamps(op_.act);
         const int n = at_once ? lines.length : (lines.count - 1) * lines.pitch + lines.length;
         int64_t macs = 0;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f, best_rows(leaf_, n));
+            size = group_size(filters.end - f, best_rows(kernels_, n));
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             macs += int64_t(size) * table.nk * lines.count * lines.length;
@@ -178,30 +178,30 @@ class Gemm final : public AbstractConv {
                         ending.y[r] = call.y + int64_t(o) * y_.area() + lines.to + line * lines.length;
                         ending.peak[r] = call.peak ? call.peak + o : nullptr;
                     }
-                    leaf_.gemm_finished(rows, size, table.wk, table.xk, table.nk,
-                                        table.x + lines.from + line * lines.pitch, n, ending,
-                                        line == 0 ? ahead : nullptr, splits_);
+                    kernels_.gemm_finished(rows, size, table.wk, table.xk, table.nk,
+                                           table.x + lines.from + line * lines.pitch, n, ending,
+                                           line == 0 ? ahead : nullptr, splits_);
                 }
                 call.upcoming->fetch();
                 for (int r = 0; r < size && call.sum && lines.count * lines.length == y_.area(); ++r) {
                     const int o = call.out[f + r];
-                    call.sum[o] = leaf_.sum(call.y + int64_t(o) * y_.area(), y_.area());
+                    call.sum[o] = kernels_.sum(call.y + int64_t(o) * y_.area(), y_.area());
                 }
                 continue;
             }
-            leaf_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from, n, sums, sums_pitch(), ahead,
-                       splits_);
+            kernels_.gemm(rows, size, table.wk, table.xk, table.nk, table.x + lines.from, n, sums, sums_pitch(), ahead,
+                          splits_);
             call.upcoming->fetch();
             for (int r = 0; r < size; ++r) {
                 close_gaps(sums + r * sums_pitch(), lines.count, lines.pitch, lines.length);
-                finish(leaf_, op_, call, call.out[f + r], sums + r * sums_pitch(), y_.area(), int(lines.to),
+                finish(kernels_, op_, call, call.out[f + r], sums + r * sums_pitch(), y_.area(), int(lines.to),
                        lines.count * lines.length);
             }
         }
         return macs;
     }
 
-    const Leaf& leaf_;
+    const Kernels& kernels_;
     const Op& op_;
     const Shape x_, y_;
     const Phases phases_;
@@ -216,8 +216,8 @@ class Gemm final : public AbstractConv {
 // The few columns that are left over are dot products along the weights, as in Dot.
 class Im2col final : public AbstractConv {
    public:
-    Im2col(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf)
-        : leaf_(leaf),
+    Im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena)
+        : kernels_(kernels),
           op_(op),
           x_(x),
           y_(y),
@@ -225,9 +225,9 @@ class Im2col final : public AbstractConv {
           taps_(op.kernel.h * op.kernel.w),
           plain_(lies_as_output(op, x, y)),
           pixels_(plain_ || y.w >= kNarrow ? std::vector<int>() : pixels_of(op, x, y)),
-          weights_(op, x, y, shelf),
-          width_(leaf.vectors * leaf.lanes),
-          over_(y.area() % leaf.lanes <= 4 && y.area() > leaf.lanes ? y.area() % leaf.lanes : 0),
+          weights_(op, x, y, arena),
+          width_(kernels.vectors * kernels.lanes),
+          over_(y.area() % kernels.lanes <= 4 && y.area() > kernels.lanes ? y.area() % kernels.lanes : 0),
           panels_((y.area() - over_ + width_ - 1) / width_) {}
 
     Stretch weights() const override { return weights_.all(); }
@@ -276,18 +276,19 @@ class Im2col final : public AbstractConv {
         if (!pixels_.empty())
             *std::copy_n(plane, x_.area(), line) = 0;
         else if (!plain_)
-            phases_.split(leaf_, plane, line);
+            phases_.split(kernels_, plane, line);
         for (int tap = 0; tap < taps_; ++tap) {
             const float* from = plain_ ? plane : columns;
             if (!pixels_.empty())
                 for (int i = 0; i < y_.area(); ++i) columns[i] = line[pixels_[tap * y_.area() + i]];
             else if (!plain_)
                 for (int y = 0; y < y_.h; ++y)
-                    leaf_.take(line + phases_.taps()[tap] + int64_t(y) * phases_.pitch(), 1, y_.w, columns + y * y_.w);
+                    kernels_.take(line + phases_.taps()[tap] + int64_t(y) * phases_.pitch(), 1, y_.w,
+                                  columns + y * y_.w);
             const int full = (y_.area() - over_) / width_;
             float* to = panels + int64_t(k * taps_ + tap) * width_;
             for (int panel = 0; panel < full; ++panel, from += width_, to += int64_t(nk) * width_)
-                leaf_.take(from, 1, width_, to);
+                kernels_.take(from, 1, width_, to);
             const int rest = y_.area() - over_ - full * width_;  // of a last panel that is not full
             std::copy_n(from, rest, to);
             for (int i = 0; i < over_; ++i) over[i * ldx() + int64_t(call.in[k]) * taps_ + tap] = from[rest + i];
@@ -299,24 +300,25 @@ class Im2col final : public AbstractConv {
         const bool last = panels.end == panels_;
         const int begin = panels.begin * width_, end = last ? y_.area() : panels.end * width_;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f, best_rows(leaf_, y_.area() - over_));
+            size = group_size(filters.end - f, best_rows(kernels_, y_.area() - over_));
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             for (int panel = panels.begin; panel < panels.end; ++panel) {
                 const int n = std::min(width_, y_.area() - over_ - panel * width_);
-                leaf_.gemm(rows, size, wk, xk, nk, x + int64_t(panel) * nk * width_, n, sums + panel * width_ - begin,
-                           sums_pitch(), panel == panels.begin ? ahead : nullptr, false);
+                kernels_.gemm(rows, size, wk, xk, nk, x + int64_t(panel) * nk * width_, n,
+                              sums + panel * width_ - begin, sums_pitch(), panel == panels.begin ? ahead : nullptr,
+                              false);
                 call.upcoming->fetch();
             }
             if (last && over_)
-                leaf_.dot(rows, size, x_.c * taps_, over, ldx(), over_, sums + y_.area() - over_ - begin, sums_pitch(),
-                          rows);
+                kernels_.dot(rows, size, x_.c * taps_, over, ldx(), over_, sums + y_.area() - over_ - begin,
+                             sums_pitch(), rows);
             for (int r = 0; r < size; ++r)
-                finish(leaf_, op_, call, call.out[f + r], sums + r * sums_pitch(), y_.area(), begin, end - begin);
+                finish(kernels_, op_, call, call.out[f + r], sums + r * sums_pitch(), y_.area(), begin, end - begin);
         }
     }
 
-    const Leaf& leaf_;
+    const Kernels& kernels_;
     const Op& op_;
     const Shape x_, y_;
     const Phases phases_;
@@ -329,11 +331,11 @@ class Im2col final : public AbstractConv {
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_gemm(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return std::make_unique<Gemm>(leaf, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return std::make_unique<Gemm>(kernels, op, x, y, arena);
 }
-std::unique_ptr<AbstractConv> make_im2col(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return std::make_unique<Im2col>(leaf, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return std::make_unique<Im2col>(kernels, op, x, y, arena);
 }
 
 }  // namespace cofire

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kInputs = 640 * 1024;    // floats of transformed inputs in a block
 constexpr int64_t kProducts = 640 * 1024;  // floats of products in a chunk
-constexpr int kFilters = 528;              // filters in a chunk: whole groups of every leaf's rows
+constexpr int kFilters = 528;              // filters in a chunk: whole groups of every kernel set's rows
 
 constexpr int kMostTaps = 4;  // of a phase, along one axis
 
@@ -54,10 +54,10 @@ std::vector<Taps> taps_by_phase(int kernel, int stride, int padding) {
 
 class Winograd final : public AbstractConv {
    public:
-    Winograd(Toom toom, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf)
+    Winograd(Toom toom, const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena)
         : toom_(toom),
           positions_(toom.a() * toom.a()),
-          leaf_(leaf),
+          kernels_(kernels),
           op_(op),
           x_(x),
           y_(y),
@@ -67,7 +67,7 @@ class Winograd final : public AbstractConv {
             for (const Taps& columns : taps_by_phase(op.kernel.w, op.stride.w, op.padding.left))
                 phases_.push_back({rows, columns});
         ldw_ = odd_lines(int64_t(phases_.size()) * x.c);
-        weights_ = shelf.take(weights_size());
+        weights_ = arena.take(weights_size());
         const auto g = weight_matrix(toom);
         for (int o = 0; o < y.c; ++o)
             for (int phase = 0; phase < int(phases_.size()); ++phase)
@@ -205,16 +205,16 @@ class Winograd final : public AbstractConv {
     void transform_inputs(const ConvCall& call, Range inputs, const Block& block) const {
         for (int phase = 0; phase < int(phases_.size()); ++phase) {
             const Window window{phases_[phase].rows.start, phases_[phase].columns.start, op_.stride.h};
-            leaf_.wino_input(toom_, call.x, call.in + inputs.begin, inputs.end - inputs.begin, x_, window, across_,
-                             block.row, block.rows, block.line,
-                             block.v + (phase * call.n_in + inputs.begin) * block.ldv, block.ldv, block.position);
+            kernels_.wino_input(toom_, call.x, call.in + inputs.begin, inputs.end - inputs.begin, x_, window, across_,
+                                block.row, block.rows, block.line,
+                                block.v + (phase * call.n_in + inputs.begin) * block.ldv, block.ldv, block.position);
         }
     }
 
     int64_t multiply(const ConvCall& call, Range filters, const Block& block) const {
         const int tiles = block.rows * across_;
         const int64_t per_filter = positions_ * block.ldv;
-        const int most = best_rows(leaf_, tiles);
+        const int most = best_rows(kernels_, tiles);
         const int fit = std::min(std::max(most, int(kProducts / per_filter) / most * most), kFilters);
         int64_t macs = 0;
         for (int begin = filters.begin; begin < filters.end; begin += fit) {
@@ -227,9 +227,9 @@ class Winograd final : public AbstractConv {
                 fill_rows(chunk, size, p, rows);
                 const Table table = this->table(block, kind(p));
                 for (int group = 0, f = 0; group < groups; f += sizes[group++]) {
-                    leaf_.gemm(rows + f, sizes[group], table.weights, table.offsets, *table.count,
-                               block.v + p * block.position, tiles, block.products + f * per_filter + p * block.ldv,
-                               per_filter, rows + f + sizes[group], false);
+                    kernels_.gemm(rows + f, sizes[group], table.weights, table.offsets, *table.count,
+                                  block.v + p * block.position, tiles, block.products + f * per_filter + p * block.ldv,
+                                  per_filter, rows + f + sizes[group], false);
                     call.upcoming->fetch();
                 }
             }
@@ -250,12 +250,12 @@ class Winograd final : public AbstractConv {
     // Products -> pixels of filter o; returns the MACs that a direct conv takes for them.
     int64_t put(const ConvCall& call, int o, const Block& block, const float* products) const {
         float* pixels = block.line;
-        leaf_.wino_output(toom_, products, block.ldv, across_, block.rows, y_.w, pixels);
+        kernels_.wino_output(toom_, products, block.ldv, across_, block.rows, y_.w, pixels);
         const int first = block.row * toom_.m, n = std::min(block.rows * toom_.m, y_.h - first) * y_.w;
-        if (!leaf_.finite(pixels, n))
+        if (!kernels_.finite(pixels, n))
             for (int i = 0; i < n; ++i)
                 if (!std::isfinite(pixels[i])) pixels[i] = direct(call, o, first + i / y_.w, i % y_.w);
-        finish(leaf_, op_, call, o, pixels, y_.area(), first * y_.w, n);
+        finish(kernels_, op_, call, o, pixels, y_.area(), first * y_.w, n);
         return int64_t(call.n_in) * op_.kernel.h * op_.kernel.w * n;
     }
 
@@ -280,7 +280,7 @@ class Winograd final : public AbstractConv {
 
     const Toom toom_;
     const int positions_;
-    const Leaf& leaf_;
+    const Kernels& kernels_;
     const Op& op_;
     const Shape x_, y_;
     const int across_, down_;  // tiles
@@ -289,17 +289,18 @@ class Winograd final : public AbstractConv {
     float* weights_;  // (position, filter, input of a phase)
 };
 
-std::unique_ptr<AbstractConv> make_winograd(int m, const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, leaf, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_winograd(int m, const Kernels& kernels, const Op& op, Shape x, Shape y,
+                                            Arena& arena) {
+    return std::make_unique<Winograd>(Toom{m, (op.kernel.h + op.stride.h - 1) / op.stride.h}, kernels, op, x, y, arena);
 }
 
 }  // namespace
 
-std::unique_ptr<AbstractConv> make_winograd2(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return make_winograd(2, leaf, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_winograd2(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return make_winograd(2, kernels, op, x, y, arena);
 }
-std::unique_ptr<AbstractConv> make_winograd4(const Leaf& leaf, const Op& op, Shape x, Shape y, Shelf& shelf) {
-    return make_winograd(4, leaf, op, x, y, shelf);
+std::unique_ptr<AbstractConv> make_winograd4(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena) {
+    return make_winograd(4, kernels, op, x, y, arena);
 }
 
 }  // namespace cofire

@@ -63,8 +63,8 @@ struct Engine::State {
     std::vector<std::string> algorithms;
     std::vector<std::unique_ptr<Session>> idle;  // under unforked()
 
-    State(Program program, const Leaf& leaf, std::string name)
-        : prepared(std::move(program), leaf), kernel(std::move(name)) {}
+    State(Program program, const Kernels& kernels, std::string name)
+        : prepared(std::move(program), kernels), kernel(std::move(name)) {}
 
     std::unique_ptr<Session> borrow(int threads, bool together) {
         {
@@ -89,10 +89,10 @@ struct Engine::State {
 Engine::Engine(Program program, const std::string& kernel, const std::string& tuning, const Limits& limits) {
     check_work(program, limits);
     const bool reference = kernel == "ref";
-    const Leaf* leaf = find_leaf(reference ? "" : kernel.c_str());
-    if (!leaf) throw std::runtime_error("there is no kernel set '" + kernel + "' for this CPU");
-    const Leaf8& leaf8 = *leaf8_of(leaf->name);
-    state_ = std::make_unique<State>(std::move(program), *leaf, reference ? "ref" : leaf->name);
+    const Kernels* kernels = find_kernels(reference ? "" : kernel.c_str());
+    if (!kernels) throw std::runtime_error("there is no kernel set '" + kernel + "' for this CPU");
+    const Kernels8& kernels8 = *kernels8_of(kernels->name);
+    state_ = std::make_unique<State>(std::move(program), *kernels, reference ? "ref" : kernels->name);
     Prepared& prepared = state_->prepared;
     check_memory(prepared.bytes(), limits);
     const std::vector<Op>& ops = prepared.program.ops;
@@ -101,15 +101,15 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
             state_->algorithms.push_back(op.kind == Kind::conv || op.kind == Kind::conv8 ? "ref" : "-");
     else
         state_->algorithms =
-            tuning.empty() ? tune(prepared.program, *leaf, limits) : parse_tuning(prepared.program, tuning);
+            tuning.empty() ? tune(prepared.program, *kernels, limits) : parse_tuning(prepared.program, tuning);
     for (size_t i = 0; i < ops.size(); ++i) {
         prepared.convs.push_back(nullptr);
         prepared.convs8.push_back(nullptr);
         const Shape x = prepared.program.buffers[ops[i].src[0]], y = prepared.program.buffers[ops[i].dst];
         const std::string& algorithm = state_->algorithms[i];
-        if (ops[i].kind == Kind::conv) prepared.convs[i] = make_conv(algorithm, *leaf, ops[i], x, y, prepared.shelf);
+        if (ops[i].kind == Kind::conv) prepared.convs[i] = make_conv(algorithm, *kernels, ops[i], x, y, prepared.arena);
         if (ops[i].kind == Kind::conv8)
-            prepared.convs8[i] = make_conv8(algorithm, leaf8, ops[i], quantized_of(prepared.program, ops[i]), x, y);
+            prepared.convs8[i] = make_conv8(algorithm, kernels8, ops[i], quantized_of(prepared.program, ops[i]), x, y);
     }
     check_memory(prepared.bytes(), limits);
 }

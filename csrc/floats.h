@@ -45,10 +45,10 @@ class Floats {
     int64_t size_ = 0;
 };
 
-// An arena, or bump allocator: many arrays side by side, so that small ones lie on huge pages too: a network of small
-// convs would need thousands of others, whose addresses no CPU remembers from one image to the next. They live as long
-// as the shelf.
-class Shelf {
+// Also known as a bump allocator: many arrays side by side, so that small ones lie on huge pages too: a network of
+// small convs would need thousands of others, whose addresses no CPU remembers from one image to the next. They live as
+// long as the arena.
+class Arena {
    public:
     float* take(int64_t size) {
         size = whole(size, 16);

@@ -18,12 +18,12 @@ namespace cofire {
 struct Prepared {
     Program program;
     Plan plan;
-    const Leaf& leaf;
-    Shelf shelf;                                         // weights of the convs
+    const Kernels& kernels;
+    Arena arena;                                         // weights of the convs
     std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
     std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
 
-    Prepared(Program given, const Leaf& set) : program(std::move(given)), plan(program), leaf(set) {}
+    Prepared(Program given, const Kernels& set) : program(std::move(given)), plan(program), kernels(set) {}
     int64_t room(int threads) const;
     double bytes() const;                 // of one image on one thread, with the convs that are there
     int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv
@@ -95,7 +95,7 @@ class Image {
 
     template <class T>
     T* plane_of(int buffer, int c) {
-        return reinterpret_cast<T*>(arena_ + prepared_.plan.offsets[buffer]) + int64_t(c) * shape(buffer).area();
+        return reinterpret_cast<T*>(buffers_ + prepared_.plan.offsets[buffer]) + int64_t(c) * shape(buffer).area();
     }
     float* plane(int buffer, int c) { return plane_of<float>(buffer, c); }
     uint8_t* plane8(int buffer, int c) { return plane_of<uint8_t>(buffer, c); }
@@ -108,9 +108,9 @@ class Image {
     float* sums(int buffer) { return sums_.data() + sum_offsets_[buffer]; }
 
     const Prepared& prepared_;
-    Shelf shelf_;
+    Arena arena_;
     const int64_t wide_;  // floats for two numbers per channel
-    float *const arena_, *const room_, *const pooled_, *const softmax_, *const logits_, *const biases_;
+    float *const buffers_, *const room_, *const pooled_, *const softmax_, *const logits_, *const biases_;
     std::vector<float> peaks_, sums_;                         // sums_: NaN where nobody took it
     std::vector<int64_t> peak_offsets_, sum_offsets_, macs_;  // macs_: per member, of this op and the one before
     std::vector<Channels> live_, masks_;                      // per buffer, per group

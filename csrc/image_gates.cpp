@@ -44,7 +44,7 @@ void Image::evaluate(int number, const Member& member) {
     // Each member makes the softmax for itself: cheaper than to wait for it.
     float* input = softmax_ + member.thread * wide_;
     std::copy_n(pooled_, inputs, input);
-    if (head.softmax) prepared_.leaf.softmax(input, inputs);
+    if (head.softmax) prepared_.kernels.softmax(input, inputs);
     // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
     const Range mine = member.share(head.rows);
     const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
@@ -55,7 +55,7 @@ void Image::evaluate(int number, const Member& member) {
             rows[size] = head.weight + int64_t(f + size * apart) * inputs;
             ahead[size] = rows[size] + inputs;
         }
-        prepared_.leaf.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
+        prepared_.kernels.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
     }
     for (int f = mine.begin; f < mine.end && head.bias; ++f) logits_[f] += head.bias[f];
     member.meet();
@@ -66,17 +66,17 @@ void Image::evaluate(int number, const Member& member) {
 void Image::pool_source(int number, const Member& member) {
     const Head& head = prepared_.program.ops[number].head;
     const Plan& plan = prepared_.plan;
-    const Leaf& leaf = prepared_.leaf;
+    const Kernels& kernels = prepared_.kernels;
     const int source = head.source, area = shape(source).area(), channels = shape(source).c;
     const bool u8 = form(source).u8();
     const auto maximum = [&](int c) {
         if (u8) return largest8(source, c);
-        return plan.peaked[source] ? peaks(source, 0)[c] : leaf.largest(plane(source, c), area);
+        return plan.peaked[source] ? peaks(source, 0)[c] : kernels.largest(plane(source, c), area);
     };
     const auto mean = [&](int c) {
         if (u8) return mean8(source, c, false);
         const float known = plan.summed[source] ? sums(source)[c] : NAN;
-        return (std::isnan(known) ? leaf.sum(plane(source, c), area) : known) / float(area);
+        return (std::isnan(known) ? kernels.sum(plane(source, c), area) : known) / float(area);
     };
     const Range mine = member.share(channels);
     for (int c = mine.begin; c < mine.end; ++c) {
@@ -88,7 +88,7 @@ void Image::pool_source(int number, const Member& member) {
         else if (head.pooling == Pooling::abs)
             pooled_[c] = !live ? 0
                          : u8  ? mean8(source, c, true)
-                               : leaf.sum_of_magnitudes(plane(source, c), area) / float(area);
+                               : kernels.sum_of_magnitudes(plane(source, c), area) / float(area);
         else
             pooled_[c] = live ? maximum(c) : 0, pooled_[channels + c] = live ? mean(c) : 0;
     }

@@ -80,7 +80,7 @@ void Image::reduce(const Op& op, int c) {
     for (int from = c + out.c; from < in.c; from += out.c) {
         const float* x = plane(op.src[0], from);
         if (op.reduction == Reduction::max)
-            prepared_.leaf.maximum(x, area, y);
+            prepared_.kernels.maximum(x, area, y);
         else
             for (int i = 0; i < area; ++i) y[i] += x[i];
     }
@@ -123,7 +123,7 @@ void Image::normalise(const Op& op, const Member& member) {
 void Image::normalise_group(const Op& op, int group) {
     const int channels = shape(op.dst).c / op.groups, area = shape(op.dst).area(), first = group * channels;
     double sum = 0, squares = 0;
-    for (int c = first; c < first + channels; ++c) sum += prepared_.leaf.sum(plane(op.src[0], c), area);
+    for (int c = first; c < first + channels; ++c) sum += prepared_.kernels.sum(plane(op.src[0], c), area);
     const double count = double(channels) * area, mean = sum / count;
     for (int c = first; c < first + channels; ++c) squares += square_sum(plane(op.src[0], c), area, float(mean));
     const float factor = float(1 / std::sqrt(squares / count + op.epsilon));
@@ -163,7 +163,7 @@ void Image::deconv(int number, float* room, const Member& member) {
     const Op& op = prepared_.program.ops[number];
     const Shape in = shape(op.src[0]), out = shape(op.dst);
     const int filters = out.c / op.groups, channels = in.c / op.groups, taps = op.kernel.h * op.kernel.w;
-    const int most = prepared_.leaf.rows;
+    const int most = prepared_.kernels.rows;
     const int64_t pitch = up(in.area(), kLine) + kSlack;
     int* const from = reinterpret_cast<int*>(room + most * pitch);
     int* const place = from + up(in.c, kLine);
@@ -184,8 +184,8 @@ void Image::deconv(int number, float* room, const Member& member) {
             const int together = std::min(most, taps - tap);
             for (int r = 0; r < together; ++r) rows[r] = op.weight + int64_t(o % filters) * taps + tap + r;
             if (count == 0) break;
-            prepared_.leaf.gemm(rows, together, from, place, count, plane(op.src[0], 0), in.area(), room, pitch,
-                                nullptr, false);
+            prepared_.kernels.gemm(rows, together, from, place, count, plane(op.src[0], 0), in.area(), room, pitch,
+                                   nullptr, false);
             for (int r = 0; r < together; ++r) {
                 const int64_t dy = int64_t((tap + r) / op.kernel.w) * op.dilation.h - op.padding.top;
                 const int64_t dx = int64_t((tap + r) % op.kernel.w) * op.dilation.w - op.padding.left;

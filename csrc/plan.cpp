@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kFew = 1000;  // buffers; networks have a few hundred
 
-// A buffer's place in the arena, and the ops between which it holds something.
+// A buffer's place in memory, and the ops between which it holds something.
 struct Piece {
     int first, last;
     int64_t size, at = 0;
@@ -132,7 +132,7 @@ Plan::Plan(const Program& program)
         place_by_time(&pieces);
     for (size_t b = 0; b < pieces.size(); ++b) {
         offsets[b] = pieces[b].at;
-        arena = std::max(arena, pieces[b].end());
+        floats = std::max(floats, pieces[b].end());
     }
     std::vector<char> by_convs(program.buffers.size(), 1), nonnegative(program.buffers.size(), 0);
     by_convs[program.input] = 0;

@@ -11,8 +11,8 @@ namespace cofire {
 struct Plan {
     explicit Plan(const Program& program);
 
-    int64_t arena = 0;             // floats for all buffers of one image
-    std::vector<int64_t> offsets;  // of each buffer in the arena; buffers that are never needed together share memory
+    int64_t floats = 0;            // for all buffers of one image
+    std::vector<int64_t> offsets;  // of each buffer; those that are never needed together share memory
     std::vector<char> peaked;      // buffers whose maxima a head reads and whose writers, convs, can keep them
     std::vector<char> summed;      // the same for sums over space
     std::vector<char> plain;       // ops whose heads find no number below zero: each is its own magnitude

@@ -5,6 +5,9 @@
 
 namespace cofire {
 
+// Or a NaN.
+inline float larger(float a, float b) { return a != a || a >= b ? a : b; }
+
 // For each output pixel in turn: inside(place) for every element of the map
 // that its window has, then done(pixel, count), with the number of elements
 // that a mean divides by.

@@ -112,13 +112,13 @@ Trial trial_of(const Op& op, Shape x, Shape y, const std::vector<float>& flood) 
 }
 
 // The algorithms that compete: the reference, the last of all, only defines. Some want much memory for a large map.
-std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Leaf& leaf, const Limits& limits,
-                                       Shelf& shelf) {
+std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Kernels& kernels, const Limits& limits,
+                                       Arena& arena) {
     std::vector<std::string> names = fitting_algorithms(op, x, y);
     names.pop_back();
     std::vector<Competitor> found;
     for (const std::string& name : names) {
-        auto conv = make_conv(name, leaf, op, x, y, shelf);
+        auto conv = make_conv(name, kernels, op, x, y, arena);
         const double bytes = 4 * double(conv->room(1) + x.size() + y.size());
         if (name == "gemm" || names.size() == 1 || bytes < 0.5 * double(limits.memory))
             found.push_back({name, std::move(conv)});
@@ -143,7 +143,7 @@ std::string shape_key(const Op& op, Shape x, Shape y) {
 
 }  // namespace
 
-double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op, Shape x, Shape y) {
+double inexactness(const std::string& algorithm, const Kernels& kernels, const Op& op, Shape x, Shape y) {
     Op sums = op;  // without what comes after them, on a map of a few tiles
     sums.act = Act::none, sums.residual = false, sums.padding = {0, 0, 0, 0};
     const std::vector<float> no_bias(y.c, 0.0f);
@@ -154,8 +154,8 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
     const Shape to{y.c, std::min(y.h, kSample), std::min(y.w, kSample)};
     const Shape from{x.c, reach(to.h, op.stride.h, op.kernel.h, op.dilation.h),
                      reach(to.w, op.stride.w, op.kernel.w, op.dilation.w)};
-    Shelf shelf;
-    const auto conv = make_conv(algorithm, leaf, sums, from, to, shelf);
+    Arena arena;
+    const auto conv = make_conv(algorithm, kernels, sums, from, to, arena);
     const std::vector<float> nothing;
     Trial trial{sums,   from, to, some(x.c, 1), some(y.c, 1), Floats(from.size() + kSlack), Floats(to.size() + kSlack),
                 nothing};
@@ -188,7 +188,7 @@ double inexactness(const std::string& algorithm, const Leaf& leaf, const Op& op,
     return most;
 }
 
-std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Limits& limits) {
+std::vector<std::string> tune(const Program& program, const Kernels& kernels, const Limits& limits) {
     const double seconds = limits.tuning_seconds < 0 ? default_tuning(program) : limits.tuning_seconds;
     const double deadline = seconds_now() + seconds;
     int64_t weights = 0;
@@ -207,8 +207,8 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
         }
         std::vector<std::string>& names = known[shape_key(op, x, y)];
         if (names.empty()) {
-            Shelf shelf;
-            const std::vector<Competitor> competitors = competitors_of(op, x, y, leaf, limits, shelf);
+            Arena arena;
+            const std::vector<Competitor> competitors = competitors_of(op, x, y, kernels, limits, arena);
             for (const Competitor& competitor : competitors) names.push_back(competitor.name);
             if (names.size() > 1 && work_of(op, program) < kMostTried && seconds_now() < deadline) {
                 const std::string best = trial_of(op, x, y, flood).fastest(competitors, deadline);
@@ -217,7 +217,7 @@ std::vector<std::string> tune(const Program& program, const Leaf& leaf, const Li
             }
         }
         const auto exact = [&](const std::string& name) {
-            return name.rfind("wino", 0) != 0 || inexactness(name, leaf, op, x, y) <= kMostInexact;
+            return name.rfind("wino", 0) != 0 || inexactness(name, kernels, op, x, y) <= kMostInexact;
         };
         words.push_back(*std::find_if(names.begin(), names.end(), exact));
     }

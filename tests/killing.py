@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 import torch
+import torch._dynamo  # optimisers do, in two seconds: here once for all forks
 
 import cofire
 from cofire.experiments.recipes import read_experiment
@@ -24,9 +25,10 @@ from cofire.experiments.runs import train_experiment
 
 RECIPE = """
 [data]
-name = "digits"
-batch_size = 128
-val = 200
+name = "synthetic"
+batch_size = 16
+val = 16
+args = {{train = 176, test = 16, shape = [1, 8, 8]}}
 
 [backbone]
 name = "resnet8_digits"

@@ -1,227 +1,34 @@
-"""The bench: figures by hand, fair order, the right cost, and engines that must be right before they are timed."""
+"""The bench: engines that must be right before they are timed, and what it writes."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import typer
-from nets import images, random_masks
+from benched import StubEngine, small_bench
+from nets import images
 from small import tiny_gated
-from torch import Tensor, nn
-from typer.testing import CliRunner
+from torch import nn
 
-from cofire import FTWT, FileError, GatedModel, create_backbone, gate
-from cofire.bench import COMPILED, PEERS, Peer, Plan, Result, bench, bench_program, own_plan, random_plan
-from cofire.bench import command as bench_command
-from cofire.bench.masks import pool_for_keep, pool_for_macs
-from cofire.bench.ours import NAME, compile_engine, load_program
+from cofire import create_backbone
+from cofire.bench import COMPILED, PEERS, Peer, bench_program, own_plan, random_plan
+from cofire.bench.ours import NAME
 from cofire.bench.paper import paper_latency, paper_rows, paper_table
 from cofire.bench.peers import eager
 from cofire.bench.portable import pooled_slices
 from cofire.bench.report import plot, table
-from cofire.bench.rounds import Contestant, interleaved, pinned, ratio_by_round, ratio_of_medians, rotated, spread
+from cofire.bench.rounds import ratio_of_medians
 from cofire.bench.run import SLICED
-from cofire.bench.sliced import Sliced
-from cofire.errors import ConfigError, DataError
+from cofire.errors import ConfigError
 from cofire.export import folded
-from cofire.gates.base import LinearHead
-from cofire.runtime import native_features
 from cofire.text import rendered
-
-
-class StubEngine:
-    """PyTorch behind the interface of our engine; remembers whether heads were asked for."""
-
-    def __init__(self, model: nn.Module, input_shape: tuple[int, int, int]) -> None:
-        self.model, self.input_shape = model.eval(), input_shape
-        self.heads: list[bool] = []
-        self.last_macs: dict[str, Any] = {}
-        self.last_masks: dict[str, Any] = {}
-
-    @torch.no_grad()
-    def __call__(self, x: Any, threads: int = 1) -> Any:
-        logits = self.model(torch.as_tensor(x))
-        if isinstance(self.model, GatedModel):
-            self.last_macs = {name: macs.numpy() for name, macs in self.model.cost().executed.items()}
-            self.last_masks = {group: mask.numpy() for group, mask in self.model.masks.items()}
-        return logits
-
-    @contextmanager
-    def force(self, masks: Mapping[str, Any], *, heads: bool = False) -> Iterator[None]:
-        assert isinstance(self.model, GatedModel)
-        self.heads.append(heads)
-        with self.model.force({group: torch.as_tensor(mask) for group, mask in masks.items()}):
-            yield
-
-
-def small_bench(plan: Plan | None = None, peers: tuple[Peer, ...] = PEERS[:1], **options: Any) -> Result:
-    plan = plan or random_plan("resnet8_digits", macs=[0.5, 0.7])
-    options = {"rounds": 3, "warm_up": 1, "compile": StubEngine, "text": "", **options}
-    return bench(plan, peers=peers, **options)
-
-
-# Rounds and figures
-
-
-def test_a_round_begins_one_contestant_later_than_the_one_before() -> None:
-    calls: list[str] = []
-    contestants = {name: Contestant(lambda name=name: calls.append(name)) for name in "abc"}
-    interleaved(contestants, rounds=3, warm_up=1)
-    assert "".join(calls) == "abc" + "bca" + "cab" + "abc"
-
-
-def test_rotation_goes_around() -> None:
-    assert rotated("abc", 4) == ["b", "c", "a"]
-    assert rotated([], 4) == []
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux pins processes to cores")
-def test_a_pinned_process_stays_on_one_core_and_is_let_go() -> None:
-    before = os.sched_getaffinity(0)
-    with pinned(1):
-        assert len(os.sched_getaffinity(0)) == 1
-    assert os.sched_getaffinity(0) == before
-
-
-def test_only_the_call_is_timed_and_warm_up_is_not_kept() -> None:
-    ticks = iter(range(0, 100_000, 5))
-    entered: list[int] = []
-
-    def setting(n: int) -> nullcontext[None]:
-        entered.append(n)
-        next(ticks)  # time that passes before the call
-        return nullcontext()
-
-    seconds = interleaved({"a": Contestant(lambda: None, setting)}, 2, 3, clock=lambda: next(ticks))
-    assert seconds == {"a": [5e-9, 5e-9]}
-    assert entered == [0, 1, 2, 3, 4]
-
-
-def test_rounds_must_be_positive() -> None:
-    with pytest.raises(ConfigError, match="rounds must be at least 1, got 0"):
-        interleaved({}, 0, 0)
-
-
-def test_medians_and_tenths_by_hand() -> None:
-    found = spread([float(value) for value in range(11)])
-    assert (found.median, found.p10, found.p90) == (5.0, 1.0, 9.0)
-    assert vars(spread([3.0])) == {"median": 3.0, "p10": 3.0, "p90": 3.0}
-
-
-def test_ratios_by_hand() -> None:
-    ours, theirs = [1.0, 2.0, 9.0], [4.0, 4.0, 3.0]
-    assert ratio_of_medians(ours, theirs) == 0.5
-    assert ratio_by_round(ours, theirs).median == 0.5
-    assert ratio_by_round(ours, theirs).p90 == pytest.approx(0.5 + 0.8 * 2.5)
-
-
-# Masks
-
-
-@pytest.mark.parametrize("name", ["resnet20", "vgg16_bn", "mobilenet_v1"])
-def test_macs_are_met_within_half_a_point(name: str) -> None:
-    gated = gate(create_backbone(name), FTWT())
-    for macs in (0.25, 0.48, 0.74, 1.0):
-        pool = pool_for_macs(gated, macs)
-        assert abs(pool.macs - macs) < 0.005
-        remaining = 1 - gated.cost(pool.masks).reduction("executed").mean()
-        assert pool.macs == pytest.approx(float(remaining))
-
-
-def test_masks_keep_the_same_number_of_filters_in_every_set_and_differ() -> None:
-    gated = tiny_gated()
-    pool = pool_for_keep(gated, 0.6, sets=5)
-    for group, mask in pool.masks.items():
-        kept = mask.sum(1)
-        assert kept.unique().numel() == 1
-        assert abs(int(kept[0]) - 0.6 * mask.shape[1]) <= 1, group
-    assert len({tuple(mask[n].tolist()) for n in range(5) for mask in [pool.masks["layer3.0.conv1"]]}) > 1
-    assert pool.number(7).keys() == pool.masks.keys()
-    assert torch.equal(pool.number(7)["conv1"][0], pool.masks["conv1"][2])
-
-
-def test_at_least_one_filter_is_kept() -> None:
-    assert all(bool((mask.sum(1) == 1).all()) for mask in pool_for_keep(tiny_gated(), 1e-6).masks.values())
-
-
-def test_masks_are_a_function_of_the_seed() -> None:
-    one, same, other = (pool_for_keep(tiny_gated(), 0.5, seed=seed).masks["conv1"] for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-
-
-def test_a_cost_that_cannot_be_reached_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"macs must be at least 0\.\d+, the share with one filter left.*got 0.0001"):
-        pool_for_macs(tiny_gated(), 0.0001)
-    with pytest.raises(ConfigError, match=r"macs, the share that REMAINS, must be in \(0, 1\], got 1.5"):
-        pool_for_macs(tiny_gated(), 1.5)
-    with pytest.raises(ConfigError, match=r"keep must be in \(0, 1\], got 0"):
-        pool_for_keep(tiny_gated(), 0.0)
-
-
-# The paper's way
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["vgg11_bn", "mobilenet_v2", "resnet8_digits"])
-@pytest.mark.parametrize("options", [{}, {"pool": "avg", "depthwise": "separate"}])
-def test_sliced_weights_give_the_logits_of_the_gated_model(name: str, options: Any) -> None:
-    plan = random_plan(name)
-    gated = gate(plan.gated.backbone, FTWT(**options)).eval()
-    sliced, x = Sliced(gated), images(1, gated.graph.input_shape)
-    for seed in range(2):
-        masks = random_masks(gated, 1, keep=0.4, seed=seed)
-        with gated.force(masks), sliced.force(masks):
-            torch.testing.assert_close(sliced(x), gated(x), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(sliced(x), gated(x), rtol=1e-3, atol=1e-4)  # gates decide
-
-
-@torch.no_grad()
-def test_sliced_weights_of_filters_that_are_off_do_not_matter() -> None:
-    plain = create_backbone("resnet8_digits").eval()
-    gated = gate(plain, FTWT()).eval()
-    masks = random_masks(gated, 1)
-    sliced = Sliced(gated)
-    expected = Sliced(gated)
-    with torch.no_grad():
-        weight = dict(sliced._run.named_parameters())["layer1.0.conv1.weight"]
-        weight[~masks["layer1.0.conv1"][0]] = float("nan")
-    with sliced.force(masks), expected.force(masks):
-        assert torch.equal(sliced(images(1, (1, 8, 8))), expected(images(1, (1, 8, 8))))
-
-
-def test_heads_run_also_where_masks_are_forced(monkeypatch: pytest.MonkeyPatch) -> None:
-    gated = tiny_gated().eval()
-    sliced = Sliced(gated)
-    asked: list[str] = []
-    groups = {id(head): group for group, head in sliced._heads.items()}
-    chosen = LinearHead.chosen
-
-    def asking(head: LinearHead, *given: Any) -> Tensor:
-        asked.append(groups[id(head)])
-        return chosen(head, *given)
-
-    monkeypatch.setattr(LinearHead, "chosen", asking)
-    with sliced.force(random_masks(gated, 1)):
-        sliced(images(1, (1, 8, 8)))
-    assert asked == list(gated.gates)
-
-
-def test_slicing_takes_one_image_and_masks_before_the_addition() -> None:
-    with pytest.raises(ConfigError, match="one image at a time, got a batch of 2"):
-        Sliced(tiny_gated())(images(2, (1, 8, 8)))
-    with pytest.raises(ConfigError, match=r"unit 'layer1.0.conv2': .* mask behind an addition"):
-        Sliced(tiny_gated(site="post_add"))
-
 
 # Engines
 
@@ -441,88 +248,3 @@ def test_a_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is needed (extra peers)")
     plot(small_bench(), tmp_path / "plot.svg")
     assert "<svg" in (tmp_path / "plot.svg").read_text()
-
-
-# The command line
-
-
-def call(*args: str) -> Any:
-    app = typer.Typer()
-    app.command()(bench_command.bench)
-    return CliRunner().invoke(app, args)
-
-
-@pytest.fixture
-def stubbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command with PyTorch alone, and the stub for our engine."""
-    monkeypatch.setattr(bench_command, "PEERS", PEERS[:1])
-    run = bench_command.run_bench
-    monkeypatch.setattr(bench_command, "run_bench", lambda *args, **kw: run(*args, **kw, compile=StubEngine))
-
-
-@pytest.mark.usefixtures("stubbed")
-def test_the_command_writes_json_with_its_provenance(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    options = ("--rounds", "2", "--warm-up", "0", "--out", str(path))
-    done = call("--backbone", "resnet8_digits", "--input", "1,8,8", "--macs", "0.48", *options)
-    assert done.exit_code == 0, done.output
-    found = json.loads(path.read_text())
-    assert found["provenance"]["machine"]["cpu"]
-    assert found["executed_macs_reduction"] == pytest.approx(0.52, abs=0.01)
-    assert found["ratio_to_fastest_dense"] > 0
-    assert "resnet8_digits" in done.output
-
-
-@pytest.mark.usefixtures("stubbed")
-def test_the_command_takes_a_saved_model_and_real_images(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is needed (extra demo)")
-    tiny_gated().save(tmp_path / "run")
-    options = ("--images", "digits", "--count", "3", "--rounds", "2", "--out", str(tmp_path / "out.json"))
-    done = call(str(tmp_path / "run"), *options)
-    assert done.exit_code == 0, done.output
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["inputs"] == "digits"
-    assert found["rounds"] == 3  # every image once
-
-
-def test_a_program_file_is_timed_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "x.cofire").write_bytes(b"")
-    monkeypatch.setattr(bench_command, "load_program", lambda path: StubEngine(tiny_gated(), (1, 8, 8)))
-    done = call(str(tmp_path / "x.cofire"), "--rounds", "2", "--out", str(tmp_path / "out.json"))
-    assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "out.json").read_text())["program"] == "x.cofire"
-
-
-@pytest.mark.parametrize(
-    ("args", "error", "text"),
-    [
-        ((), ConfigError, "bench takes one of"),
-        (("--backbone", "vgg16_bn", "--paper-latency"), ConfigError, "bench takes one of"),
-        (("--backbone", "resnet20", "--input", "32"), ConfigError, r"--input must be C,H,W.*got '32'"),
-        (("--backbone", "resnet20", "--images", "digits"), ConfigError, "--images needs a trained model"),
-        (("no/such/folder",), FileError, "does not exist"),
-    ],
-)
-def test_a_wrong_call_says_what_is_wrong(args: tuple[str, ...], error: type[Exception], text: str) -> None:
-    done = call(*args)
-    assert isinstance(done.exception, error)
-    assert re.search(text, str(done.exception))
-
-
-@pytest.mark.usefixtures("stubbed")
-def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
-    tiny_gated().save(tmp_path / "run")
-    done = call(str(tmp_path / "run"), "--images", "synthetic")
-    assert isinstance(done.exception, DataError)
-    assert "images must have shape (1, 8, 8), that of the model, got (3, 32, 32)" in str(done.exception)
-
-
-@pytest.mark.skipif(native_features() is None, reason="the native engine was not built")
-def test_our_own_engine_passes_the_check(tmp_path: Path) -> None:
-    plan = random_plan("resnet8_digits", macs=[0.5])
-    result = small_bench(plan, compile=compile_engine)
-    assert result.left_out == {}
-    assert [timed.point for timed in result.timed if timed.engine == NAME] == [None, 0]
-    engine = load_program(compile_engine(plan.gated, (1, 8, 8)).save(tmp_path / "x.cofire"))
-    found = bench_program("x.cofire", engine, plan.images, "random", rounds=2, warm_up=0)
-    assert found.dense_macs == plan.gated.cost({}).dense_total

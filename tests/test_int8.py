@@ -29,8 +29,6 @@ from cofire.runtime.program import Cat, Conv8, Flatten, Move, Op, Pool, Program,
 from cofire.runtime.program_file import from_bytes, read, to_bytes, write
 from cofire.runtime.quantizing import quantized_program
 
-_native = pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
-
 DIGITS = (1, 8, 8)
 NOT_A_NUMBER = float("nan")
 

@@ -22,12 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from cofire import create_backbone, list_backbones
 from cofire.errors import CompileError
-from cofire.runtime import interpreter
+from cofire.runtime import _native, interpreter
 from cofire.runtime.engine import Engine
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import LIFTING, Act, Conv, Gate, Group, Head, Pair, Program
-
-_native = pytest.importorskip("cofire.runtime._native", reason="the native extension was not built")
 
 ALGORITHMS = tuple(_native.conv_algorithms())
 ACTS: tuple[Act, ...] = get_args(Act)

@@ -1,4 +1,4 @@
-"""Kills at random points of long work; folders that two processes want."""
+"""Kills, full disks and jumping clocks: long work goes on to the same end; folders that two processes want."""
 
 from __future__ import annotations
 
@@ -16,15 +16,32 @@ from cofire.files.lock import alone_in
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow
-def test_killed_work_goes_on_to_the_same_end(tmp_path: Path) -> None:
-    """In a process of its own: it forks before anything was computed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "killing.py"), "3", str(tmp_path)]
+def run(*arguments: str) -> str:
+    """What a script of this folder prints; in a process of its own, for it forks before anything was computed."""
+    script, *others = arguments
+    command, environment = [sys.executable, str(HERE / script), *others], {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(TASKS)
-    assert all(int(line.split()[1]) >= 1 for line in done.stdout.splitlines()), done.stdout
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_killed_work_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    lines = run("killing.py", "3", str(tmp_path)).splitlines()
+    assert [line.split()[0] for line in lines] == list(TASKS)
+    assert all(int(line.split()[1]) >= 1 for line in lines), lines
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    run("killed_training.py", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_failing_disk_is_one_clear_error_and_a_jumping_clock_changes_nothing(tmp_path: Path) -> None:
+    lines = run("failing_disk.py", str(tmp_path)).splitlines()
+    assert [line.split()[0] for line in lines] == list(TASKS)
+    assert all(int(line.split()[1]) >= 2 for line in lines), lines
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from nets import images
 from small import tiny_plain
-from test_engine import DIGITS, asked, same
+from test_engine import DIGITS
+from test_engine_requests import asked, same
 from test_lowering import gated_as
 
 from cofire import FTWT, FileError

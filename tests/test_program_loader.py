@@ -1,6 +1,7 @@
 """The native loader: takes what the Python writer writes, refuses everything else, by name.
 
-One test per rule of ``docs/program.md`` is in ``csrc/tests/test_program.cpp``; here both sides of the file meet.
+One test per rule of ``docs/program.md`` is in ``csrc/tests``, in test_program.cpp and test_ops.cpp; here both
+sides of the file meet.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from nets import SHAPE, Net, bn, conv
 from small import tiny_gated, tiny_plain
 from torch import nn
 
+from cofire.runtime import _native
 from cofire.runtime.lowering import lower
 from cofire.runtime.program_file import read, to_bytes
 
-_native = pytest.importorskip("cofire.runtime._native")
 if not hasattr(_native, "Engine"):
     pytest.skip("the extension was built without an engine", allow_module_level=True)
 

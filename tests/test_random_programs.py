@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_engine import CLOSE, NAN, tensors
+from test_engine import CLOSE, tensors
+from test_engine_requests import NAN
 from torch import Tensor
 
 from cofire.runtime import interpreter, meanings

@@ -26,7 +26,7 @@ from cofire import (
 from cofire.data import Images
 from cofire.experiments.recipes import as_table, parse_experiment, read_experiment, read_run
 from cofire.experiments.runs import build_gated, build_model, eval_run, gate_config, read_sets, train_experiment
-from cofire.pruning import prune_types
+from cofire.pruning import cp, prune_types
 
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 SHAPES = {
@@ -59,6 +59,13 @@ def synthetic_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "source", source)
 
 
+@pytest.fixture
+def quick_lasso(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A LASSO of 512 channels takes most of a minute; what a recipe says shows in a rough one too."""
+    monkeypatch.setattr(cp, "_PLACES", 10)
+    monkeypatch.setattr(cp, "_HALVINGS", 3)
+
+
 # The recipes that ship
 
 
@@ -70,7 +77,7 @@ def test_there_are_recipes() -> None:
     assert RECIPES
 
 
-@pytest.mark.usefixtures("synthetic_source")
+@pytest.mark.usefixtures("synthetic_source", "quick_lasso")
 @pytest.mark.parametrize("path", RECIPES, ids=recipe_id)
 def test_every_recipe_builds_its_model_and_trains_a_step(path: Path) -> None:
     written = read_experiment(path)

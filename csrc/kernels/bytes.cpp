@@ -327,18 +327,18 @@ void dot(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx,
 
 }  // namespace
 
-extern const Leaf8 leaf8;
-const Leaf8 leaf8{COFIRE_NAME(COFIRE_ISA),
-                  kLanes,
-                  kChannels,
-                  kTileRows,
-                  kTileVectors,
-                  interleave,
-                  gather,
-                  gemm,
-                  dot,
-                  depthwise,
-                  finish};
+extern const Kernels8 kernels8;
+const Kernels8 kernels8{COFIRE_NAME(COFIRE_ISA),
+                        kLanes,
+                        kChannels,
+                        kTileRows,
+                        kTileVectors,
+                        interleave,
+                        gather,
+                        gemm,
+                        dot,
+                        depthwise,
+                        finish};
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

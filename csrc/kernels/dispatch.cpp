@@ -1,14 +1,14 @@
-// Which leaves this build has, and which of them this CPU can run.
+// Which kernels this build has, and which of them this CPU can run.
 #include <cstring>
 
 #include "../cpu.h"
-#include "leaf.h"
+#include "kernels.h"
 
 namespace cofire {
 
-#define COFIRE_DECLARE(isa) \
-    namespace isa {         \
-    extern const Leaf leaf; \
+#define COFIRE_DECLARE(isa)       \
+    namespace isa {               \
+    extern const Kernels kernels; \
     }
 
 #if defined(__x86_64__)
@@ -17,23 +17,23 @@ COFIRE_DECLARE(v3)
 COFIRE_DECLARE(v4)
 
 namespace {
-bool runs(const Leaf* leaf) { return runs_level(leaf->name, cpu_features()); }
-const Leaf* const kLeaves[] = {&v4::leaf, &v3::leaf, &v2::leaf};
+bool runs(const Kernels* kernels) { return runs_level(kernels->name, cpu_features()); }
+const Kernels* const kSets[] = {&v4::kernels, &v3::kernels, &v2::kernels};
 }  // namespace
 
 #else
 COFIRE_DECLARE(base)  // on 64-bit ARM that is NEON
 
 namespace {
-bool runs(const Leaf*) { return true; }
-const Leaf* const kLeaves[] = {&base::leaf};
+bool runs(const Kernels*) { return true; }
+const Kernels* const kSets[] = {&base::kernels};
 }  // namespace
 
 #endif
 
-const Leaf* find_leaf(const char* name) {
-    for (const Leaf* leaf : kLeaves)
-        if (runs(leaf) && (*name == '\0' || std::strcmp(name, leaf->name) == 0)) return leaf;
+const Kernels* find_kernels(const char* name) {
+    for (const Kernels* kernels : kSets)
+        if (runs(kernels) && (*name == '\0' || std::strcmp(name, kernels->name) == 0)) return kernels;
     return nullptr;
 }
 

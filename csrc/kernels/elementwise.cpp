@@ -1,6 +1,6 @@
 // What happens to one plane after the sums: factor, bias, residual, activation; and reductions over a plane.
 #include "clamp.h"
-#include "leaves.h"
+#include "functions.h"
 #include "vec.h"
 
 namespace cofire {

@@ -1,6 +1,6 @@
 // Filters times pixels: rows and inputs are lists, so that what is off is never touched and nothing is packed.
 #include "clamp.h"
-#include "leaves.h"
+#include "functions.h"
 #include "vec.h"
 
 namespace cofire {

@@ -1,5 +1,5 @@
-// The leaves of one instruction set as a table.
-#include "leaves.h"
+// The kernels of one instruction set as a table.
+#include "functions.h"
 #include "vec.h"
 
 #define COFIRE_TEXT(x) #x
@@ -8,27 +8,27 @@
 namespace cofire {
 namespace COFIRE_ISA {
 
-extern const Leaf leaf;
-const Leaf leaf{COFIRE_NAME(COFIRE_ISA),
-                kLanes,
-                kTileRows,
-                kTileVectors,
-                gemm,
-                gemm_finished,
-                wino_input,
-                wino_output,
-                finish,
-                dot,
-                depthwise,
-                depthwise3,
-                max_pool,
-                take,
-                softmax,
-                maximum,
-                largest,
-                sum,
-                sum_of_magnitudes,
-                finite};
+extern const Kernels kernels;
+const Kernels kernels{COFIRE_NAME(COFIRE_ISA),
+                      kLanes,
+                      kTileRows,
+                      kTileVectors,
+                      gemm,
+                      gemm_finished,
+                      wino_input,
+                      wino_output,
+                      finish,
+                      dot,
+                      depthwise,
+                      depthwise3,
+                      max_pool,
+                      take,
+                      softmax,
+                      maximum,
+                      largest,
+                      sum,
+                      sum_of_magnitudes,
+                      finite};
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

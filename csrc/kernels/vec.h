@@ -3,22 +3,11 @@
 
 #include <cstdint>
 
-#include "leaf.h"
-
-#ifndef COFIRE_ISA
-#error "COFIRE_ISA names the namespace of the instruction set, e.g. v3"
-#endif
+#include "kernels.h"
+#include "lanes.h"
 
 namespace cofire {
 namespace COFIRE_ISA {
-
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
 
 // Rows x vectors of sums that fill the registers, but for those of the pixels and of a weight.
 #if defined(__AVX512F__) || defined(__aarch64__)

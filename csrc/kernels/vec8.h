@@ -7,22 +7,11 @@
 #include <immintrin.h>
 #endif
 
-#include "leaf8.h"
-
-#ifndef COFIRE_ISA
-#error "COFIRE_ISA names the namespace of the instruction set, e.g. v3"
-#endif
+#include "kernels8.h"
+#include "lanes.h"
 
 namespace cofire {
 namespace COFIRE_ISA {
-
-#if defined(__AVX512F__)
-constexpr int kLanes = 16;
-#elif defined(__AVX__)
-constexpr int kLanes = 8;
-#else
-constexpr int kLanes = 4;
-#endif
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTileRows = 6, kTileVectors = 4;  // of 32 registers

@@ -1,6 +1,6 @@
 // Filters and maxima over small windows of one plane.
 #include "clamp.h"
-#include "leaves.h"
+#include "functions.h"
 #include "vec.h"
 
 namespace cofire {

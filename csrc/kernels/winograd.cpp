@@ -3,7 +3,7 @@
 // The vertical half of a transform runs along the lines of the plane. The horizontal half takes quads of four
 // neighbouring tiles, which a transposition turns into one vector per column; tiles overlap, so that a tile's last
 // columns are the first of its right neighbour.
-#include "leaves.h"
+#include "functions.h"
 #include "vec.h"
 
 namespace cofire {

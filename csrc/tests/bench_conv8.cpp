@@ -63,7 +63,7 @@ double seconds_of(const std::function<void()>& run) {
 // A layer on random floats and on random bytes, with every algorithm that fits.
 class Trial {
    public:
-    Trial(const Layer& layer, const Leaf& leaf, const Leaf8& leaf8)
+    Trial(const Layer& layer, const Kernels& kernels, const Kernels8& kernels8)
         : x_(layer.x),
           y_{layer.filters, (layer.x.h - 1) / layer.stride + 1, (layer.x.w - 1) / layer.stride + 1},
           weight_(int64_t(y_.c) * (x_.c / layer.groups) * layer.kernel * layer.kernel),
@@ -90,10 +90,10 @@ class Trial {
         Quantized quantized{};
         quantized.weight = weight8_.data(), quantized.bias = bias8_.data(), quantized.multiplier = multiplier_.data();
         for (const std::string& name : fitting_algorithms(op_, x_, y_))
-            if (name != "ref") convs_.push_back({name, make_conv(name, leaf, op_, x_, y_, shelf_)});
+            if (name != "ref") convs_.push_back({name, make_conv(name, kernels, op_, x_, y_, arena_)});
         for (const ConvAlgorithm8& algorithm : conv8_algorithms())
             if (algorithm.fits(op_, x_, y_) && algorithm.name != std::string("ref"))
-                convs8_.push_back({algorithm.name, algorithm.make(leaf8, op_, quantized, x_, y_)});
+                convs8_.push_back({algorithm.name, algorithm.make(kernels8, op_, quantized, x_, y_)});
     }
 
     void print(const char* title, double share, int rounds) {
@@ -157,7 +157,7 @@ class Trial {
     std::vector<uint8_t> input8_, output8_;
     std::vector<float> peak_;
     std::vector<uint8_t> peak8_;
-    Shelf shelf_;
+    Arena arena_;
     std::vector<Named<AbstractConv>> convs_;
     std::vector<Named<AbstractConv8>> convs8_;
 };
@@ -169,12 +169,12 @@ int main(int count, char** arguments) {
     using namespace cofire;
     const int rounds = count > 1 ? std::atoi(arguments[1]) : 20;
     const double share = count > 2 ? std::atof(arguments[2]) : 0.7;
-    const Leaf* leaf = find_leaf(count > 3 ? arguments[3] : "");
-    const Leaf8* leaf8 = find_leaf8(count > 4 ? arguments[4] : "");
-    if (!leaf || !leaf8) return std::printf("this CPU does not have those kernel sets\n"), 2;
-    std::printf("%55s %-28s  bytes: %-22s  floats / bytes\n", "floats:", leaf->name, leaf8->name);
+    const Kernels* kernels = find_kernels(count > 3 ? arguments[3] : "");
+    const Kernels8* kernels8 = find_kernels8(count > 4 ? arguments[4] : "");
+    if (!kernels || !kernels8) return std::printf("this CPU does not have those kernel sets\n"), 2;
+    std::printf("%55s %-28s  bytes: %-22s  floats / bytes\n", "floats:", kernels->name, kernels8->name);
     for (const Layer& layer : kLayers) {
-        Trial trial(layer, *leaf, *leaf8);
+        Trial trial(layer, *kernels, *kernels8);
         trial.print(layer.name, 1, rounds);
         trial.print(layer.name, share, rounds);
     }

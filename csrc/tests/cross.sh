@@ -8,7 +8,7 @@ mkdir -p build
 cmake -S . -B build/arm -G Ninja -DCOFIRE_PYTHON=OFF -DCOFIRE_TESTS=ON -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ > build/arm.log
 cmake --build build/arm >> build/arm.log
-for test in test_program test_conv8 test_capi test_engine; do
+for test in test_json test_program test_ops test_conv8 test_capi test_engine; do
     echo "qemu-aarch64 $test"
     timeout 900 qemu-aarch64 -L /usr/aarch64-linux-gnu "build/arm/csrc/tests/$test"
 done

@@ -11,7 +11,7 @@ PATH="$PWD/.venv/bin:$PATH" # cmake and ninja, if they are not the system's
 command -v clang++-16 > /dev/null || { echo "make fuzz needs clang 16: on Debian, apt-get install clang-16 libclang-rt-16-dev"; exit 1; }
 mkdir -p build/fuzz/corpus build/fuzz/found
 cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++-16 -DCOFIRE_PYTHON=OFF -DCOFIRE_TESTS=ON -DCOFIRE_LIBFUZZER=ON \
-    -DCMAKE_BUILD_TYPE=Sanitize -DCOFIRE_LEAF_OPTIMISATION=-O1 \
+    -DCMAKE_BUILD_TYPE=Sanitize -DCOFIRE_KERNEL_OPTIMISATION=-O1 \
     -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all" > build/fuzz.log
 cmake --build build/fuzz --target fuzz_capi write_seeds >> build/fuzz.log || { cat build/fuzz.log; exit 1; }
 build/fuzz/csrc/tests/write_seeds build/fuzz/corpus

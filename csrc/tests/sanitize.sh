@@ -13,7 +13,7 @@ build() { # directory, sanitizers, targets; lightly optimised, for compiling tak
     directory=build/$1 sanitizers=$2
     shift 2
     cmake -S . -B "$directory" -G Ninja -DCOFIRE_PYTHON=OFF -DCOFIRE_TESTS=ON -DCMAKE_BUILD_TYPE=Sanitize \
-        -DCOFIRE_LEAF_OPTIMISATION=-O1 \
+        -DCOFIRE_KERNEL_OPTIMISATION=-O1 \
         -DCMAKE_CXX_FLAGS="-O1 -g1 -fsanitize=$sanitizers -fno-sanitize-recover=all -fno-omit-frame-pointer" \
         > "$directory.log"
     cmake --build "$directory" --target "$@" >> "$directory.log" || { cat "$directory.log"; exit 1; }
@@ -25,9 +25,11 @@ run() { # program and its arguments
 }
 
 mkdir -p build
-build asan address,undefined test_cpu test_program test_conv8 test_capi test_engine fuzz_program
+build asan address,undefined test_cpu test_json test_program test_ops test_conv8 test_capi test_engine fuzz_program
 run build/asan/csrc/tests/test_cpu
+run build/asan/csrc/tests/test_json
 run build/asan/csrc/tests/test_program
+run build/asan/csrc/tests/test_ops
 run build/asan/csrc/tests/test_conv8 40 0.1
 run build/asan/csrc/tests/test_capi
 run build/asan/csrc/tests/test_engine

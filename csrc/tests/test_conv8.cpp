@@ -241,29 +241,29 @@ struct Case {
     }
 };
 
-const std::vector<const Leaf8*>& leaves() {
-    static const std::vector<const Leaf8*> all = [] {
-        std::vector<const Leaf8*> found;
+const std::vector<const Kernels8*>& sets() {
+    static const std::vector<const Kernels8*> all = [] {
+        std::vector<const Kernels8*> found;
         for (const char* name : {"vnni", "v4", "v3", "v2", "base"})
-            if (const Leaf8* leaf = find_leaf8(name)) found.push_back(leaf);
+            if (const Kernels8* kernels = find_kernels8(name)) found.push_back(kernels);
         return found;
     }();
     return all;
 }
 
 void compare(const Case& one, const std::string& what) {
-    const Leaf8& any = *leaves()[0];
+    const Kernels8& any = *sets()[0];
     const Result wanted = one.run(*make_conv8("ref", any, one.op, one.q, one.x, one.y), 1, 0x55);
     for (const ConvAlgorithm8& algorithm : conv8_algorithms()) {
         if (!algorithm.fits(one.op, one.x, one.y)) continue;
-        for (const Leaf8* leaf : leaves()) {
-            const auto conv = algorithm.make(*leaf, one.op, one.q, one.x, one.y);
+        for (const Kernels8* kernels : sets()) {
+            const auto conv = algorithm.make(*kernels, one.op, one.q, one.x, one.y);
             for (const int threads : {1, 2}) {
                 ++cases;
                 if (one.run(*conv, threads, 0xaa) == wanted) continue;
                 ++failures;
                 std::printf("FAILED %s %s, %s, %d of %d inputs, %d of %d filters, %d threads\n", algorithm.name,
-                            leaf->name, what.c_str(), int(one.in.size()), one.x.c, int(one.out.size()), one.y.c,
+                            kernels->name, what.c_str(), int(one.in.size()), one.x.c, int(one.out.size()), one.y.c,
                             threads);
             }
         }
@@ -291,7 +291,7 @@ int main(int count, char** arguments) {
     if (macs > 0)
         for (const Layer& layer : backbone_layers()) test_layer(cut(layer, macs), numbers);
     std::printf("%d cases, %d failures; kernel sets:", cases, failures);
-    for (const cofire::Leaf8* leaf : leaves()) std::printf(" %s", leaf->name);
+    for (const cofire::Kernels8* kernels : sets()) std::printf(" %s", kernels->name);
     std::printf("\n");
     return failures > 0;
 }

@@ -1,22 +1,12 @@
 // Tests of which kernels a CPU may run, on answers of CPUs that we do not have. Prints the failures; exit code 0 if
 // none.
 #include <algorithm>
-#include <cstdio>
 
 #include "../cpu.h"
+#include "checking.h"
 
 namespace cofire::test {
 namespace {
-
-int failures = 0;
-
-#define CHECK(condition) check((condition), #condition, __LINE__)
-
-void check(bool ok, const char* text, int line) {
-    if (ok) return;
-    ++failures;
-    std::printf("line %d: %s\n", line, text);
-}
 
 using Features = std::vector<std::string>;
 
@@ -106,6 +96,5 @@ int main() {
     cofire::test::test_levels();
     cofire::test::test_answers();
     cofire::test::test_this_machine();
-    std::printf("%d failures\n", cofire::test::failures);
-    return cofire::test::failures > 0;
+    return cofire::test::summary();
 }

@@ -42,7 +42,7 @@ The files, in the data's way; each imports only from files above it:
         live.py          which channels can be non-zero at each op
         masks.py         what a mask switches off: filters, pixels, blocks
         branches.py      residual branches, from fork to addition
-        hidden.py        convs inside what could not be followed
+        open_units.py    a conv's unit as long as nothing gates it
         placement.py     Graph -> its units and sites, by the rules
         cost.py          Graph + masks -> MACs, in three columns
     gates/

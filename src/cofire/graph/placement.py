@@ -15,7 +15,7 @@ from torch import nn
 from cofire.errors import NoUnitError
 from cofire.graph.branches import ancestors, branch_of, common_module, num_convs
 from cofire.graph.graph import Graph
-from cofire.graph.hidden import hidden_unit
+from cofire.graph.open_units import hidden_unit, open_unit
 from cofire.graph.ops import Op
 from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
 
@@ -178,19 +178,12 @@ def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
     elif not reason and (norm := _mixing_norm(graph, conv, end)) is not None:
         reason = f"{norm.what} mixes its channels: a filter that is off would still be needed for the others"
     calls = "" if conv is first_call else f" (call {conv.name})"
-    return Unit(
+    return dataclasses.replace(
+        open_unit(conv, shape),
         name=shape.module + calls,
-        conv=conv.name,
         out=out.name,
-        in_channels=shape.in_channels,
-        out_channels=shape.out_channels,
-        groups=shape.groups,
-        kernel_size=shape.kernel_size,
-        out_size=conv.shape[1:],
-        macs=shape.macs,
         nonnegative=out.nonnegative,
         role=role,
-        group=shape.module,
         gated=not reason,
         reason=reason,
     )

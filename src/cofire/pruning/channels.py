@@ -6,13 +6,14 @@ Shapes: O channels of a group, F channels of all groups, L conv and linear calls
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from cofire.graph.graph import Graph
+from cofire.graph.open_units import open_unit
 from cofire.graph.ops import Op
 from cofire.graph.units import Unit, Units
 
@@ -132,17 +133,8 @@ def _unit(op: Op, group_of: Mapping[str, str], reasons: Mapping[str, str]) -> Un
     shape = op.conv
     assert shape is not None
     depthwise = shape.groups > 1 and shape.groups == shape.in_channels
-    return Unit(
-        name=shape.module,
-        conv=op.name,
-        out=op.name,
-        in_channels=shape.in_channels,
-        out_channels=shape.out_channels,
-        groups=shape.groups,
-        kernel_size=shape.kernel_size,
-        out_size=op.shape[1:],
-        macs=shape.macs,
-        nonnegative=False,
+    return replace(
+        open_unit(op, shape),
         role="depthwise" if depthwise else "plain",
         group=group_of.get(shape.module, shape.module),
         gated=shape.module in group_of,

@@ -1,7 +1,7 @@
-// The leaves of one instruction set; what each does stands in leaf.h.
+// The kernels of one instruction set; what each does stands in kernels.h.
 #pragma once
 
-#include "leaf.h"
+#include "kernels.h"
 
 namespace cofire {
 namespace COFIRE_ISA {

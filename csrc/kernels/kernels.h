@@ -15,12 +15,12 @@
 
 namespace cofire {
 
-constexpr int kSlack = 64;   // floats of room after every array that a leaf walks
+constexpr int kSlack = 64;   // floats of room after every array that a kernel walks
 constexpr int kLine = 16;    // floats in a cache line
-constexpr int kMaxRows = 8;  // the most that Leaf::rows is
+constexpr int kMaxRows = 8;  // the most that Kernels::rows is
 
 // The sizes F(m, r) of Winograd's convs, by the name of Toom and Cook, whose scheme for products they use: m outputs of
-// r taps each from m + r - 1 products. Leaves have (2, 2), (2, 3), (4, 2), (4, 3) and (4, 4).
+// r taps each from m + r - 1 products. Kernels have (2, 2), (2, 3), (4, 2), (4, 3) and (4, 4).
 struct Toom {
     int m, r;
     int a() const { return m + r - 1; }
@@ -33,8 +33,8 @@ struct Window {
 
 inline bool only_clamps(Act act) { return act == Act::none || act == Act::relu || act == Act::relu6; }
 
-// Where finished rows go: y[r] gets act(sum * factor[r] + bias[r]), the largest goes into *peak[r] as in Leaf::finish;
-// null: nowhere.
+// Where finished rows go: y[r] gets act(sum * factor[r] + bias[r]), the largest goes into *peak[r] as in
+// Kernels::finish; null: nowhere.
 struct Ending {
     Act act;  // one that only_clamps
     float factor[kMaxRows], bias[kMaxRows];
@@ -42,9 +42,9 @@ struct Ending {
     float* peak[kMaxRows];
 };
 
-// The microkernels of one instruction set, the leaves of the tree of calls: "v3" and so on, the kernel set that an
+// The microkernels of one instruction set: "v3" and so on, the kernel set that an
 // engine is made with.
-struct Leaf {
+struct Kernels {
     const char* name;
     int lanes;          // floats in a vector
     int rows, vectors;  // a tile of gemm: filters that a call takes at most, and vectors of pixels that they fit best
@@ -110,6 +110,6 @@ inline int64_t wino_room(Toom toom, int across, int rows) {
 }
 
 // The best set for this CPU, or the named one; null if it is not there.
-const Leaf* find_leaf(const char* name);
+const Kernels* find_kernels(const char* name);
 
 }  // namespace cofire

@@ -1,4 +1,4 @@
-// The inner loops on bytes. The rules of leaf.h hold here too.
+// The inner loops on bytes. The rules of kernels.h hold here too.
 //
 // Sums take neighbouring channels together, in words of 32 bits: four bytes where the instruction set multiplies bytes,
 // else two of 16 bits.
@@ -8,8 +8,8 @@
 
 namespace cofire {
 
-constexpr int kSlack8 = 64;   // bytes of room after every array that a leaf walks
-constexpr int kMaxRows8 = 8;  // the most that Leaf8::rows is
+constexpr int kSlack8 = 64;   // bytes of room after every array that a kernel walks
+constexpr int kMaxRows8 = 8;  // the most that Kernels8::rows is
 
 // Where the sums of some filters go: Quantized in conv8.h has the formula. Pointers are null where there is nothing.
 struct Ending8 {
@@ -67,7 +67,7 @@ struct Depthwise8Map {
 };
 
 // The microkernels on bytes of one instruction set.
-struct Leaf8 {
+struct Kernels8 {
     const char* name;
     int lanes;          // words in a vector
     int channels;       // that share a word: 4 or 2
@@ -98,9 +98,9 @@ struct Leaf8 {
 };
 
 // The named set, or the best for this CPU if the name is empty; null if it is not there.
-const Leaf8* find_leaf8(const char* name);
+const Kernels8* find_kernels8(const char* name);
 
 // The set that goes with the kernels of an engine: with "v4" it is "vnni" where the CPU has that.
-const Leaf8* leaf8_of(const char* leaf);
+const Kernels8* kernels8_of(const char* kernels);
 
 }  // namespace cofire

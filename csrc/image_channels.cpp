@@ -91,8 +91,10 @@ void Image::pool(const Op& op, int c, float* line) {
 void Image::max_pool(const Op& op, const float* x, float* y, float* line) {
     const Shape in = shape(op.src[0]), out = shape(op.dst);
     const int padding = std::max({op.padding.top, op.padding.left, op.padding.bottom, op.padding.right});
-    if (op.stride.h == 2 && op.stride.w == 2 && op.dilation.h * op.dilation.w == 1 && op.kernel.h == op.kernel.w &&
-        (op.kernel.h == 2 ? padding == 0 : op.kernel.h == 3 && padding <= 1))
+    const bool middles = (out.h - 1) * op.stride.h - op.padding.top + 1 < in.h &&
+                         (out.w - 1) * op.stride.w - op.padding.left + 1 < in.w;  // of all windows are in the map
+    if (middles && op.stride.h == 2 && op.stride.w == 2 && op.dilation.h * op.dilation.w == 1 &&
+        op.kernel.h == op.kernel.w && (op.kernel.h == 2 ? padding == 0 : op.kernel.h == 3 && padding <= 1))
         return prepared_.kernels.max_pool(x, in, op.kernel.h, op.padding.top, op.padding.left, out, y);
     const int reach = (op.kernel.w - 1) * op.dilation.w, length = (out.w - 1) * op.stride.w + 1;
     float* wide = line + up(length, kLine) + kSlack;  // columns -padding.left to the last that a window reads

@@ -19,6 +19,7 @@ from cofire.errors import CofireError
 from cofire.experiments.recipes import read_experiment
 from cofire.experiments.runs import read_result
 from cofire.files.tensors import read_tensors
+from cofire.importing import imported
 from cofire.runtime import _native
 
 ATTACKS = Path(__file__).parents[1] / "attacks"
@@ -110,6 +111,10 @@ def _archive(folder: Path, content: bytes) -> None:
             archives._unpacked(archive, content, "archive")
 
 
+def _onnx(folder: Path, content: bytes) -> None:
+    imported(_written(folder / "x.onnx", content))
+
+
 READERS: dict[str, Callable[[Path, bytes], None]] = {
     "recipes": _recipe,
     "results": _result,
@@ -120,4 +125,5 @@ READERS: dict[str, Callable[[Path, bytes], None]] = {
     "pictures": _picture,
     "sets": _set,
     "archives": _archive,
+    "onnx": _onnx,
 }

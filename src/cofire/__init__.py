@@ -66,6 +66,18 @@ The files, in the data's way; each imports only from files above it:
         cgnet.py         partial sums say at which positions the rest is added
         rnp.py           an agent that walks through the layers says how wide each is
         persistence.py   save, load
+    export.py            model -> ONNX
+    importing/
+        spelled.py       functions that graphs spell out -> one call
+        calls.py         calls of torch under construction
+        onnx_file.py     an ONNX file as plain data, within limits
+        onnx_table.py    which kinds of ONNX nodes there are
+        onnx_layers.py   nodes with windows or weights as layers
+        onnx_resize.py   resizing of maps, found by trying
+        onnx_ops.py      nodes on elements, shapes and channels
+        onnx_graph.py    all nodes of a file -> a module
+        exported.py      a program of torch.export -> a module
+        models.py        imported(graph) -> a module
     runtime/
         _native.pyi      what the compiled module offers
         outline.py       what a program file says of itself, read without PyTorch
@@ -93,6 +105,7 @@ The files, in the data's way; each imports only from files above it:
         observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate
         classify.py      a picture through an engine
+        of_pixels.py     model and card -> the engine that takes pixels
     serving/
         protocol.py      the Open Inference Protocol: bytes <-> images and answers
         metrics.py       what a server counts, for Prometheus
@@ -147,7 +160,6 @@ The files, in the data's way; each imports only from files above it:
         runs.py          the verbs that carry one out, and their folders
         twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them
-    export.py            model -> ONNX
     exporting.py         its command line
     analysis/
         decisions.py     what every gate decided for a whole set, as bits
@@ -202,6 +214,7 @@ The files, in the data's way; each imports only from files above it:
         distilling.py    the network follows its dense teacher, heads as they are
         whole.py         speedup(model, images, budget) -> Speedup
         command.py       its command line
+    compiling.py         the command line of compile
     demo.py              the whole method on digits
     measured.py          the paper's latency and shift tables, made again
     results.py           result files of runs, and the tables in documents

@@ -18,6 +18,7 @@ from cofire.analysis.tradeoff import reproduced_points
 from cofire.backbones import list_backbones
 from cofire.bench.command import bench
 from cofire.comparison.command import compare
+from cofire.compiling import compile
 from cofire.completion import script, verbs
 from cofire.doctor import doctor
 from cofire.errors import ConfigError, unknown
@@ -170,34 +171,6 @@ def evaluate(
     show(as_json, report.to_json(), report)
 
 
-@app.command(name="compile")
-def compile_run(
-    run: RunFolder,
-    path: Annotated[Path, typer.Option("--out", "-o", help="The program file to write, e.g. model.cofire.")],
-    int8: Annotated[bool, typer.Option("--int8", help="Compute in int8, fitted to the pictures of --images.")] = False,
-    images: Annotated[
-        Path | None, typer.Option(help="A folder of pictures like those to come; needs no labels.", metavar="FOLDER")
-    ] = None,
-    observe: Annotated[
-        int, typer.Option(min=0, help="Also run so many training images, for `cofire serve`: budgets and drift.")
-    ] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """A run's model as a program for the native engine. It takes pixels in [0, 1]; normalising is part of it."""
-    if int8 != (images is not None):
-        raise ConfigError("--int8 needs --images FOLDER, pictures that it is fitted to, and --images needs --int8")
-    engine = runs.compile_run(run, images)
-    engine.save(path)
-    if observe:
-        runs.observe_run(run, engine, path, observe)
-    described = {"program": str(path), "kernel": engine.kernel, "input_shape": list(engine.input_shape)}
-    show(
-        as_json,
-        described,
-        f"{path}: {engine.input_shape} on kernels {engine.kernel}; try it: cofire run {path} PICTURE",
-    )
-
-
 @app.command()
 def run(
     path: Annotated[Path, typer.Argument(help="A program that `cofire compile` made.", metavar="PROGRAM")],
@@ -215,6 +188,7 @@ def run(
     show(as_json, [answer.to_json() for answer in answers], "\n".join(map(str, answers)))
 
 
+app.command(name="compile")(compile)
 app.command(name="bench")(bench)
 app.command(name="export")(export)
 app.command(name="analyze")(analyze)

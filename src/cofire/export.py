@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,15 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from cofire.errors import TraceError
 from cofire.extras import require
 from cofire.files.atomic import write_atomically
+from cofire.files.card import Card
+from cofire.files.strict import unstructure
 from cofire.gates.gating import GatedModel
 from cofire.graph.graph import default_input_shape
 from cofire.graph.tracing import trace_calls
 
 INPUT, OUTPUT = "images", "logits"
+MODEL_KEY, CARD_KEY = "cofire.model", "cofire.card"
+"""Of a file's metadata: what a gated model is made of, and its card."""
 
 
 def to_onnx(
@@ -29,22 +35,31 @@ def to_onnx(
     input_shape: tuple[int, int, int] | None = None,
     *,
     batch: int | None = None,
+    card: Card | None = None,
 ) -> Path:
     """Write ``model``, in eval mode, as an ONNX file with input ``images`` and output ``logits``.
 
     A gated model goes with its heads, its threshold as it is now, and its masks as multiplications: the file gives the
-    same logits everywhere, but no engine skips anything for it. Needs the package onnx.
+    same logits everywhere, but no other engine skips anything for it. `cofire.compile` finds the gates of one of
+    cofire's backbones in the file again. Needs the package onnx.
 
     Args:
         model: plain or gated; it is left alone.
         input_shape: (C, H, W). Default: what the model was gated or made for, else 224 x 224.
         batch: images per call; by default any number.
+        card: what the model expects of images; kept in the file's metadata.
     """
-    write_atomically(Path(path), onnx_bytes(model, input_shape, batch=batch))
+    write_atomically(Path(path), onnx_bytes(model, input_shape, batch=batch, card=card))
     return Path(path)
 
 
-def onnx_bytes(model: nn.Module, input_shape: tuple[int, int, int] | None = None, *, batch: int | None = None) -> bytes:
+def onnx_bytes(
+    model: nn.Module,
+    input_shape: tuple[int, int, int] | None = None,
+    *,
+    batch: int | None = None,
+    card: Card | None = None,
+) -> bytes:
     """What `to_onnx` writes."""
     require("onnx", package="onnx", extra="export")
     default = model.graph.input_shape if isinstance(model, GatedModel) else default_input_shape(model)
@@ -54,6 +69,10 @@ def onnx_bytes(model: nn.Module, input_shape: tuple[int, int, int] | None = None
     images = torch.zeros(batch or 2, *shape, dtype=like.dtype, device=like.device)
     dynamic = {} if batch else {INPUT: {0: "batch"}, OUTPUT: {0: "batch"}}
     options: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "dynamic_axes": dynamic}
+    metadata = {} if card is None else {CARD_KEY: unstructure(card)}
+    if isinstance(model, GatedModel):  # every weight as it is, under its name: the model can be made again of them
+        options |= {"training": torch.onnx.TrainingMode.PRESERVE, "do_constant_folding": False}
+        metadata[MODEL_KEY] = model.describe()
     content: Any = io.BytesIO()
     try:
         # The older of torch's two exporters: the newer one also needs onnxscript, and gives the same graph here.
@@ -63,7 +82,18 @@ def onnx_bytes(model: nn.Module, input_shape: tuple[int, int, int] | None = None
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise TraceError(f"the model cannot be written as ONNX for images of shape {shape}: {reason}") from error
-    written: bytes = content.getvalue()
+    return _with_metadata(content.getvalue(), metadata)
+
+
+def _with_metadata(content: bytes, metadata: Mapping[str, Any]) -> bytes:
+    if not metadata:
+        return content
+    onnx = require("onnx", package="onnx", extra="export")
+    model = onnx.load_from_string(content)
+    for key, table in metadata.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, json.dumps(table)
+    written: bytes = model.SerializeToString()
     return written
 
 

@@ -22,7 +22,7 @@ def export(
 ) -> None:
     """A run's model as an ONNX file for other engines; a gated one with its gates as multiplications."""
     card = run_card(run)
-    to_onnx(load(run), path, card.input_shape, batch=batch)
+    to_onnx(load(run), path, card.input_shape, batch=batch, card=card)
     if as_json:
         described = {"onnx": str(path), "input_shape": card.input_shape, "mean": card.mean, "std": card.std}
         typer.echo(json.dumps(described, indent=2))

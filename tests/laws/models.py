@@ -21,8 +21,6 @@ class Model:
     options: Mapping[str, Any] = field(default_factory=dict)
     refused: str = ""
     """A regular expression of the error's text, where nothing can be gated; empty where it can."""
-    uncompiled: str = ""
-    """The same for what the native engine says; empty where it runs the gated model."""
 
     def build(self) -> nn.Module:
         """With the same random weights each time, in eval mode."""

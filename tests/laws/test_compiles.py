@@ -266,6 +266,18 @@ def test_published_networks_compile(name: str) -> None:
     check(model, (3, 64, 64))
 
 
+@pytest.mark.parametrize("norm", [nn.GroupNorm(4, 4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)])
+def test_a_norm_over_space_alone_is_no_scale_and_shift(norm: nn.Module) -> None:
+    check(randomised(nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU())), (3, 8, 8))
+
+
+@pytest.mark.parametrize("kernel", [2, 3])
+@pytest.mark.parametrize("side", [17, 18])
+def test_windows_that_only_begin_in_the_map_are_pooled(kernel: int, side: int) -> None:
+    pool = nn.MaxPool2d(kernel, 2, kernel // 3, ceil_mode=True)
+    check(randomised(nn.Sequential(nn.Conv2d(3, 4, 1), pool)), (3, side, side))
+
+
 PATTERNS = [model for model in MODELS if model.name.startswith("own/")]
 HOLD_OPAQUE_MODULES = {"own/yolo": "'head'", "own/picky": "'body'"}  # torch.fx cannot look into these
 

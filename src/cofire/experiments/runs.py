@@ -17,7 +17,6 @@ from cofire import data, signatures, zoo
 from cofire.backbones import Backbone, create_backbone, load_weights
 from cofire.backbones.published import PREFIX, published_file
 from cofire.calibrate import calibrate
-from cofire.data.folders import existing, pictures_below
 from cofire.data.images import AbstractImages, Loader
 from cofire.errors import ConfigError, FileError
 from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
@@ -33,12 +32,9 @@ from cofire.gates.persistence import load, read_card, save
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.pruning import SoftPruning, prune
-from cofire.runtime.classify import pixels_of
 from cofire.runtime.engine import Engine, Precision
-from cofire.runtime.lowering import lower_for_pixels
 from cofire.runtime.observed import Observed, observe, write_observed
-from cofire.runtime.quantized import IMAGES
-from cofire.runtime.quantizing import quantized_program
+from cofire.runtime.of_pixels import of_pixels
 from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
@@ -347,13 +343,7 @@ def _tested(model: nn.Module, experiment: Experiment, sets: Sets, text: str, twi
 
 def compile_run(run: str | Path, int8: Path | None = None) -> Engine:
     """A model folder as an engine that takes pixels in [0, 1]; in int8 if there are pictures to fit that to."""
-    card = run_card(run)
-    program = lower_for_pixels(load(run), card)
-    if int8 is not None:
-        pictures = pictures_below(existing(int8))
-        few = pictures[:: max(1, len(pictures) // IMAGES)][:IMAGES]  # from all over the folder
-        program = quantized_program(program, [pixels_of(few, card.input_shape)], keep=())
-    return Engine(program)
+    return of_pixels(load(run), run_card(run), int8)
 
 
 def observe_run(run: str | Path, engine: Engine, program: Path, count: int) -> Observed:

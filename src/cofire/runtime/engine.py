@@ -30,6 +30,7 @@ from cofire.runtime.profile import Profile
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.export import ExportedProgram
 
     from cofire.data.feeding import AnyLoader
     from cofire.runtime import _native
@@ -294,7 +295,7 @@ class Engine:
 
 
 def compile(
-    model: nn.Module,
+    model: nn.Module | ExportedProgram | str | Path,
     input_shape: tuple[int, int, int] | None = None,
     *,
     precision: Precision = "float32",
@@ -307,8 +308,10 @@ def compile(
     Each conv is timed here with every algorithm that can run it, a second or two for a large network.
 
     Args:
-        input_shape: (C, H, W) of an image. Default: the shape a gated model or a registered backbone was made for,
-            else 224 x 224.
+        model: a module; or a graph: the path of an ``.onnx`` file, or a program of `torch.export`. A graph is dense,
+            but for a file that `cofire.export.to_onnx` wrote of a gated model.
+        input_shape: (C, H, W) of an image. Default: the shape a graph, a gated model or a registered backbone was made
+            for, else 224 x 224.
         precision: ``int8`` stands for ``compile(quantize(model, images))``.
         images: those that :func:`cofire.quantize` fits ranges to.
         limits: what one image may cost; default ``Limits()``.
@@ -316,13 +319,20 @@ def compile(
             its classes.
 
     Raises:
-        ConfigError: int8 without images, or images without int8.
+        ConfigError: int8 without images, or images without int8; a path of another kind of file.
+        FileError: the ONNX file is missing or damaged.
         CompileError: the extension was not built, the engine has nothing like some call, or the program would cost
             more than the limits allow.
     """
+    from torch import nn
+
     from cofire.runtime.lowering import lower
     from cofire.runtime.quantized import Quantized, quantize
 
+    if not isinstance(model, nn.Module):
+        from cofire.importing import imported
+
+        model, input_shape, _ = imported(model, input_shape)
     if precision not in get_args(Precision):
         raise unknown("precision", precision, get_args(Precision))
     if (precision == "int8") != (images is not None):

@@ -149,7 +149,7 @@ class AbstractCalls(AbstractLowering):
         ndim = 1 + len(call.shape)
         scaling = recognised(plain, call.channels, ndim)
         bends = [recognised(act, call.channels, ndim) for act in acts]
-        if isinstance(scaling, Scaling):
+        if isinstance(scaling, Scaling) and _holds_on_maps(scaling, plain, call.shape):
             buffer, last = self._affine(n, call, self._read(source), scaling, lift=True), False
         else:
             buffer, last = self._normalised(n, call, plain, source)
@@ -334,6 +334,13 @@ def _taken_apart(norm: nn.Module) -> tuple[nn.Module, list[nn.Module]]:
     for name, _ in children:
         setattr(plain, name, nn.Identity())
     return plain, [child for _, child in children if not isinstance(child, nn.Identity | nn.Dropout)]
+
+
+def _holds_on_maps(scaling: Scaling, norm: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Whether ``norm`` scales and shifts more than the single element per channel that it was tried on."""
+    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).double()
+    scale, shift = (values.view(-1, *[1] * (len(shape) - 1)) for values in scaling)
+    return torch.allclose(norm(x), x * scale + shift, rtol=1e-6, atol=1e-6)
 
 
 def _as_double(value: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from cofire.files.card import Card
 from cofire.gates.gating import GatedModel
 from cofire.graph.graph import trace
 from cofire.graph.ops import Op as Call
@@ -25,19 +24,8 @@ from cofire.runtime.program import (
     Output,
     Program,
     Rescale,
-    normalised,
 )
 from cofire.runtime.windows import pool_window
-
-
-def lower_for_pixels(model: nn.Module, card: Card) -> Program:
-    """The program of ``model`` with normalising in it, so that it takes pixels in [0, 1].
-
-    Of the model's card it keeps what people ask a program for: the names of classes, and the data set.
-    """
-    kept = {"classes": list(card.classes), "data": card.data}
-    program = normalised(lower(model, card.input_shape), card.mean, card.std)
-    return replace(program, card={key: value for key, value in kept.items() if value})
 
 
 def lower(model: nn.Module, input_shape: tuple[int, int, int] | None = None) -> Program:

@@ -14,22 +14,24 @@ from cofire.errors import ConfigError
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
 from cofire.gates.persistence import save
-from cofire.runtime.engine import Engine
-from cofire.runtime.lowering import lower_for_pixels
+from cofire.runtime.of_pixels import of_pixels
 from cofire.speedup.measure import Speedup
 from cofire.speedup.models import SIZE, Named, named_model
 from cofire.speedup.pictures import read_pictures
 from cofire.speedup.whole import speedup as make_faster
 
 PROGRAM = "model.cofire"
+Size = Annotated[int | None, typer.Option(min=1, help=f"Height and width of pictures, if not {SIZE}.")]
+Mean = Annotated[str, typer.Option(help="Of the normalisation of pixels in [0, 1], e.g. 0.5,0.5,0.5.")]
+Std = Annotated[str, typer.Option(help="The same.")]
 
 
 def speedup(
     model: Annotated[
         str,
         typer.Argument(
-            help="A run or model folder; zoo:NAME; a backbone, timm:NAME or torchvision:NAME with --weights; or "
-            "MODULE:FUNCTION, which is imported and called.",
+            help="A run or model folder; a dense .onnx file; zoo:NAME; a backbone, timm:NAME or torchvision:NAME with "
+            "--weights; or MODULE:FUNCTION, which is imported and called.",
             metavar="MODEL",
         ),
     ],
@@ -42,13 +44,13 @@ def speedup(
     distill: Annotated[int, typer.Option(min=0, help="Then so many epochs that follow the dense network.")] = 0,
     out_folder: Annotated[Path | None, typer.Option("--out", help="Where model, card, program and figures go.")] = None,
     most: Annotated[int, typer.Option(min=10, help="Pictures to use at most, one in five of them for testing.")] = 2000,
-    size: Annotated[int | None, typer.Option(min=1, help=f"Height and width of pictures, if not {SIZE}.")] = None,
-    mean: Annotated[str, typer.Option(help="Of the normalisation of pixels in [0, 1], e.g. 0.5,0.5,0.5.")] = "",
-    std: Annotated[str, typer.Option(help="The same.")] = "",
+    size: Size = None,
+    mean: Mean = "",
+    std: Std = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")] = False,
 ) -> None:
     """From a trained network and a folder of pictures to a faster program; no training, no labels."""
-    named = named_model(model, weights, size=size, mean=_numbers("mean", mean), std=_numbers("std", std))
+    named = named_model(model, weights, size=size, mean=numbers("mean", mean), std=numbers("std", std))
     pictures = read_pictures(images, named.card, most)
     found = make_faster(named.model, pictures.loader(50), macs=macs, latency_ms=latency_ms, distill=distill, most=most)
     if out_folder is not None:
@@ -66,11 +68,12 @@ def speedup(
 def _write(found: Speedup, named: Named, folder: Path, data: str) -> None:
     card = dataclasses.replace(named.card, data=named.card.data or data, macs=round(found.macs * found.dense_macs))
     save(found.model, folder, card)
-    Engine(lower_for_pixels(found.model, card)).save(folder / PROGRAM)
+    of_pixels(found.model, card).save(folder / PROGRAM)
     write_json(folder / "speedup.json", {"provenance": provenance(), **found.to_json()})
 
 
-def _numbers(name: str, text: str) -> tuple[float, ...] | None:
+def numbers(name: str, text: str) -> tuple[float, ...] | None:
+    """Those of an option, separated by commas; None if it is empty."""
     try:
         return tuple(float(part) for part in text.split(",")) if text else None
     except ValueError:

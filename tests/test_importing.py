@@ -29,7 +29,7 @@ from cofire.errors import CofireError, CompileError, ConfigError, FileError
 from cofire.export import to_onnx
 from cofire.files.card import Card
 from cofire.importing import imported
-from cofire.runtime.engine import Limits
+from cofire.runtime.limits import Limits
 from cofire.speedup.models import named_model
 
 onnx: Any = pytest.importorskip("onnx", reason="onnx is needed (extra export)")

@@ -101,6 +101,7 @@ The files, in the data's way; each imports only from files above it:
         floors.py        what an op would take at the CPU's best
         profile.py       where the time of a call goes, op by op
         forced.py        masks that the caller gives
+        limits.py        what a program may cost
         engine.py        compile(model) -> Engine
         observed.py      what a program did on known images, beside its file
         latency.py       milliseconds at any keep rate
@@ -248,7 +249,8 @@ from cofire.errors import (
     TraceError,
     TrainingError,
 )
-from cofire.runtime.engine import Engine, Limits, compile, load_program
+from cofire.runtime.engine import Engine, compile, load_program
+from cofire.runtime.limits import Limits
 
 if TYPE_CHECKING:
     from cofire.public import *  # noqa: F403

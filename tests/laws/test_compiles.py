@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from cofire import FTWT, compile, cost, gate
 from cofire.errors import CompileError
-from cofire.runtime.engine import Limits
+from cofire.runtime.limits import Limits
 
 SHAPE = (3, 32, 32)
 NEAR = 1e-4  # of the outputs' spread

@@ -13,6 +13,7 @@ import pytest
 from cofire import CompileError, Limits, load_program
 from cofire.errors import ConfigError, FileError
 from cofire.runtime import _native
+from cofire.runtime.program import LIFTING
 from cofire.runtime.program_file import from_bytes, read, to_bytes
 
 ATTACKS = Path(__file__).parents[1] / "attacks" / "program"
@@ -80,6 +81,15 @@ def test_both_readers_refuse_with_the_same_words(name: str, tmp_path: Path) -> N
     with pytest.raises(FileError) as ours:
         read(tmp_path / "x.cofire")
     assert str(ours.value).endswith(str(native.value))
+
+
+@pytest.mark.parametrize("act", sorted(LIFTING))
+def test_no_activation_that_lifts_zero_follows_a_residual(act: str) -> None:
+    content = (ATTACKS / "softplus_after_residual.cofire").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(b"softplus", act.encode())
+    with pytest.raises(RuntimeError, match="act after a residual must be zero at zero"):
+        _native.Engine(len(header).to_bytes(8, "little") + header + content[8 + length :])
 
 
 @pytest.mark.parametrize("name", ["plain", "nul_in_name"])

@@ -74,7 +74,7 @@ FUZZ_FILES ?= 1000000
 fuzz-readers: .venv/dev.stamp ## FUZZ_FILES mutated programs through both readers, all kernel sets and the interpreter; hours
 	OMP_NUM_THREADS=1 $(BIN)/python tests/differential.py $(FUZZ_FILES) 1 build/differential
 
-READERS := recipes results configs tensors tunings parquet pictures sets archives
+READERS := recipes results configs tensors tunings parquet pictures sets archives onnx
 fuzz-python: .venv/fuzz.stamp ## Atheris on each of tests/readers.py, FUZZ_SECONDS long
 	set -e; for reader in $(READERS); do \
 	    OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz_python.py $$reader -max_total_time=$(FUZZ_SECONDS); done

@@ -13,8 +13,7 @@ void Loader::conv(Op* op, JsonValue attrs, const std::vector<JsonValue>& weights
     read_window(op, {kernel, stride, pads, dilation, groups, residual}, where);
     read_act(op, act, slope, where);
     if (version_ < 2 || weights.size() != 3) count(weights.size(), 2, "weights", where);
-    if (op->residual && !keeps_zero(op->act))
-        wrong(act, where, "act after a residual", "zero at zero");
+    if (op->residual && !keeps_zero(op->act)) wrong(act, where, "act after a residual", "zero at zero");
     const int filters = shape(op->dst).c;
     op->weight = tensor(weights[0], where, weight_shape(*op));
     op->bias = tensor(weights[1], where, {filters});

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -88,3 +89,7 @@ def required() -> Iterator[tuple[str, str, str]]:
 def test_a_missing_package_is_asked_for_by_the_extra_that_lists_it(place: str, package: str, extra: str) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert package in {re.split(r"[<>=;\[ ]", wanted)[0] for wanted in extras[extra]}, place
+
+
+def test_the_package_goes_to_another_process_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(cofire)) is cofire

@@ -364,6 +364,10 @@ class _Package(ModuleType):
         vars(self)[name] = found
         return found
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By name, as any module: what is sent to another process may speak of cofire."""
+        return importlib.import_module, (self.__name__,)
+
     def _file(self, name: str) -> ModuleType:
         if not name.startswith("_") and importlib.util.find_spec(f"cofire.{name}") is not None:
             return importlib.import_module(f"cofire.{name}")

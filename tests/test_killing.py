@@ -35,6 +35,7 @@ def test_killed_work_goes_on_to_the_same_end(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    """The script compares weights, results and files; `run` fails with what it said."""
     run("killed_training.py", str(tmp_path))
 
 

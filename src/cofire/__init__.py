@@ -152,6 +152,7 @@ The files, in the data's way; each imports only from files above it:
         apply.py         prune(model, config)
         sfp.py           small weights are zeroed while the model learns
     trim.py              what never runs leaves for good, what always runs alike loses its head
+    second_look.py       a pruned copy looks first, the network where that is in doubt
     signatures.py        filters per group: uniform, Taylor, from a file
     zoo/                 trained models that ship with cofire
     experiments/
@@ -297,6 +298,7 @@ __all__ = [
     "Random",
     "Recipe",
     "Report",
+    "SecondLook",
     "Shift",
     "Site",
     "Solution",

@@ -26,6 +26,7 @@ from cofire.gates.gating import GatedModel
 from cofire.graph.cost import COLUMNS, Column, Cost, cost
 from cofire.graph.graph import trace
 from cofire.graph.tracing import evaluating
+from cofire.graph.units import Site
 from cofire.text import percent, rendered
 
 _OF_LOGITS = ("top1", "top5", "loss")
@@ -69,7 +70,7 @@ class Report:
     threshold: float | None
     bits: float | None = None
     """Bits per filter: how much a filter's gate depends on the image, mean over filters. 0 for one mask for all
-    images, 1 where each filter runs for half of them. None for a method that does not decide on filters."""
+    images, 1 where each filter runs for half of them. None for a method that decides on pixels."""
     metrics: dict[str, float] = field(default_factory=dict)
     twin_top1: float | None = None
     """Of the static twin on the same images, if one was given."""
@@ -233,8 +234,11 @@ class _Sums:
         mask, method, name = decision.mask, self.parts[path].gates, _inside(path, site)
         self.sums["keep", name] += float(mask.keep_rate.sum())
         self.sums["empty", name] += float(mask.empty.sum())
-        if mask.kind == "filters":
-            self.on[name] = self.on.get(name, 0) + mask.bits.double().sum(0).cpu()
+        if mask.kind != "pixels":
+            bits = (
+                mask.bits if mask.kind == "filters" else mask.bits[:, None].expand(-1, _num_filters(method.sites[site]))
+            )
+            self.on[name] = self.on.get(name, 0) + bits.double().sum(0).cpu()
         target = method.target(method.sites[site], y_BOHW)
         if target is not None:
             right = (mask.bits == target).double()
@@ -284,6 +288,11 @@ def bits_per_filter(rate_F: Tensor) -> float:
     rate_F = rate_F.double()
     entropy_F = -(torch.xlogy(rate_F, rate_F) + torch.xlogy(1 - rate_F, 1 - rate_F)) / math.log(2)
     return float(entropy_F.mean())
+
+
+def _num_filters(site: Site) -> int:
+    """Filters that run or rest with a branch."""
+    return sum(unit.out_channels for unit in site.units)
 
 
 def _inside(path: str, name: str) -> str:

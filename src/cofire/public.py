@@ -32,6 +32,7 @@ from cofire.graph.masks import AbstractMask, BlockMask, FilterMask, PixelMask
 from cofire.graph.units import Placement, Site, Unit, Units
 from cofire.pruning import L1, PruneConfig, Random, Taylor, Uniform, prune, register_criterion
 from cofire.runtime.quantized import Quantized, quantize
+from cofire.second_look import SecondLook
 from cofire.shift import Shift, shift
 from cofire.speedup import Speedup, speedup
 from cofire.training.callbacks import AbstractCallback

@@ -66,7 +66,7 @@ def gated(network: str, method: str) -> GatedModel:
 
 def test_the_method_from_outside_is_among_them() -> None:
     assert outside_method.Outside.__name__ in METHODS
-    assert {"FTWT", "FBS", "LCS", "RNP", "LCCL", "CGNet", "BlockDrop"} <= set(METHODS)
+    assert {"FTWT", "FBS", "LCS", "RNP", "LCCL", "CGNet", "BlockDrop", "SecondLook"} <= set(METHODS)
 
 
 def test_open_gates_change_no_bit_or_are_refused_by_name(gated: GatedModel, method: str) -> None:
@@ -110,6 +110,8 @@ def test_what_is_off_is_exactly_zero_or_the_partial_sum(gated: GatedModel, monke
             assert conv.groups == 1
             window = (conv.stride, conv.padding, conv.dilation)
             left = F.conv2d(read[site][:, :channels], conv.weight[:, :channels], conv.bias, *window)
+        elif decision.partial_BOHW is not None:
+            left = decision.partial_BOHW
         assert torch.equal(seen[site][~on], left[~on])
 
 

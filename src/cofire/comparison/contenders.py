@@ -14,7 +14,7 @@ from torch import nn
 from cofire.data.feeding import AnyLoader, first_images
 from cofire.errors import ConfigError, unknown
 from cofire.estimate import estimate
-from cofire.experiments.recipes import Experiment, SignaturePart
+from cofire.experiments.recipes import BudgetPart, Experiment, SignaturePart
 from cofire.experiments.runs import build_model, read_sets
 from cofire.gates.base import GateConfig, gate_types
 from cofire.gates.gating import gate
@@ -86,6 +86,11 @@ def at_budget(contender: Contender, base: Experiment, macs: float) -> Experiment
     if issubclass(contender.config_type, PruneConfig):
         return dataclasses.replace(base, name=name, prune=contender.config_type(macs=macs, **own))
     config = contender.config_type(**own)
+    if config.alone:
+        train = dataclasses.replace(base.train, train="heads", head_lr=base.train.lr, distill=0.0)
+        base = dataclasses.replace(base, train=train)
+    if config.knob == "threshold":
+        return dataclasses.replace(base, name=name, gate=config, budget=BudgetPart(macs=macs))
     if config.knob == "signature":
         return dataclasses.replace(base, name=name, gate=config, signature=SignaturePart(kind="taylor", macs=macs))
     if config.knob is not None:

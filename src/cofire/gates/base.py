@@ -94,6 +94,8 @@ class GateConfig(Placement):
     """Whether `estimate` can tell what it will cost before training; such a config has a ``ratio``."""
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
     """The forms of the method that `compare` runs, by what is put behind its name; none for what is no method."""
+    alone: ClassVar[bool] = False
+    """Whether `compare` trains what the method adds alone, at the network's rate, and leaves the network as it is."""
 
     @property
     def label(self) -> str:
@@ -104,8 +106,8 @@ class GateConfig(Placement):
     def knob(self) -> str | None:
         """The option by which `compare` meets a budget; None if there is none, so that the cost is what comes out.
 
-        ``macs`` is the budget itself, ``signature`` the number of filters per group; any other is a number in (0, 1]
-        with which the cost grows.
+        ``macs`` is the budget itself, ``signature`` the number of filters per group, ``threshold`` that of the trained
+        gates, which `calibrate` sets; any other is a number in (0, 1] with which the cost grows.
         """
         return None
 
@@ -287,6 +289,7 @@ class LinearHead:
         scale: filters that run are multiplied with max(logit, 0), ``shift`` (O,) is added.
         source: the head reads what this module makes of the image, not the site's input. A single row of ``weight``
             decides for a branch as a whole.
+        answers: ``source`` gives two outputs, what the head reads and what is added to the branch's end.
         choice: the head reads what this one chooses on the site's input, 1 or 0 for each of its rows: ``weight`` has as
             many columns.
     """
@@ -299,6 +302,7 @@ class LinearHead:
     scale: bool = False
     shift: Tensor | None = None
     source: nn.Module | None = None
+    answers: bool = False
     choice: LinearHead | None = None
 
     def chosen(

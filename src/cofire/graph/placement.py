@@ -1,7 +1,7 @@
 """Graph + Placement -> Graph with its units: which filters can be switched off, which share a mask, why others stay.
 
-Behind them stand the sites, where decisions are taken: `place` for filters, `place_pixels` and `place_blocks` for the
-other kinds of masks.
+Behind them stand the sites, where decisions are taken: `place` for filters, `place_pixels`, `place_blocks` and
+`place_whole` for the other kinds of masks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from cofire.graph.ops import Op
 from cofire.graph.units import Placement, Role, Site, Unit, Units, group_macs, head_macs
 
 At = Literal["end", "norm", "conv"]
-
+WHOLE = "whole"
+"""The site that all layers belong to."""
 
 Filter = Callable[[Unit], bool]
 
@@ -128,6 +129,25 @@ def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
             skipped = tuple(op.name for op in saved)
             sites.append(Site(mine[0].group, "block", branch.fork, branch.inside[0], branch.end, skipped, mine))
     return dataclasses.replace(graph, units=placed, sites=tuple(sites))
+
+
+def place_whole(graph: Graph, filter_fn: Filter | None = None) -> Graph:
+    """``graph`` with one site, named ``whole``: all of its layers run for an image, or none does.
+
+    Raises:
+        NoUnitError: the model does not end in a linear layer that gives its logits, or ``filter_fn`` refused a layer.
+    """
+    last = graph[graph.ops[-1].sources[0]] if len(graph.ops[-1].sources) == 1 else None
+    if last is None or last.kind != "linear" or len(last.shape) != 1:
+        got = "several outputs" if last is None else f"{last.what} of shape {last.shape}"
+        raise NoUnitError(f"the model must end in a linear layer that gives logits (K,), got {got}")
+    convs = {unit.conv: unit for unit in _all_units(graph, Placement(linear=True)) if unit.out_size}
+    layers = [op for op in graph.ops if op.conv is not None]
+    units = [convs.get(op.name) or open_unit(op, op.conv) for op in layers if op.conv is not None]
+    units = _chosen([dataclasses.replace(unit, gated=True, reason="", group=WHOLE) for unit in units], filter_fn)
+    names = tuple(op.name for op in layers)
+    site = Site(WHOLE, "block", layers[0].sources[0], names[0], last.name, names, tuple(units))
+    return dataclasses.replace(graph, units=Units(units), sites=(site,))
 
 
 def _chosen(units: list[Unit], filter_fn: Filter | None) -> list[Unit]:

@@ -44,16 +44,28 @@ def prune(
     """
     if isinstance(model, GatedModel):
         raise ConfigError("the model is gated; prune its plain form, gated.backbone, and gate what comes out")
-    channels = removable_for(model, config, input_shape)
-    masks = allocate(model, channels, loader, config, scores(model, channels, loader, config))
-    if not config.macs - _POINT <= (left := channels.remaining(masks)) <= config.macs:
+    smaller, left = prune_below(model, config, loader, input_shape=input_shape)
+    if not config.macs - _POINT <= left <= config.macs:
         raise ConfigError(
             f"macs={config.macs} cannot be met within one point: the nearest below is {left:.3f}, and one filter more "
             "is too much; ask for that"
         )
+    return smaller
+
+
+def prune_below(
+    model: nn.Module,
+    config: PruneConfig,
+    loader: AnyLoader | None = None,
+    *,
+    input_shape: tuple[int, int, int] | None = None,
+) -> tuple[nn.Module, float]:
+    """The smaller copy that `prune` makes, however far below the budget it is, and the share of the MACs it has."""
+    channels = removable_for(model, config, input_shape)
+    masks = allocate(model, channels, loader, config, scores(model, channels, loader, config))
     smaller = cut(model, channels, masks)
     recover(model, smaller, channels, masks, loader, config)
-    return smaller
+    return smaller, channels.remaining(masks)
 
 
 def removable_for(model: nn.Module, config: PruneConfig, input_shape: tuple[int, int, int] | None = None) -> Channels:

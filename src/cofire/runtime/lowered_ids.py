@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from cofire.errors import CompileError
 from cofire.graph.graph import Graph
@@ -45,7 +45,8 @@ class AbstractLowering(Walk):
         self.extra_traceback = False  # our errors name the call themselves
         self.calls = {call.name: call for call in graph.ops}
         self.gates, self.shifts, self.looks = dict(gates.of_call), gates.shifts, gates.looks
-        self.choices = gates.choices
+        self.choices, self.answers = gates.choices, gates.answers
+        self.looked: dict[nn.Module, list[Output]] = {}  # what modules that see the image gave
         own = "" if inside is None else "gates."  # apart from the network's layers, whatever those are called
         self.layers = {op.name: own + name for name, op in graph.layers.items()}
         self.builder: Builder = Builder(set(self.layers.values())) if inside is None else inside.builder

@@ -19,6 +19,7 @@ from cofire.runtime.gates import LoweredGates, lower_gates
 from cofire.runtime.lowered_calls import AbstractCalls
 from cofire.runtime.lowered_ids import of_both, of_one
 from cofire.runtime.program import (
+    Add,
     Group,
     Mul,
     Output,
@@ -88,6 +89,8 @@ class _Lowering(AbstractCalls):
                 self.ids[n] = self._lowered(n, call, sources)
                 if n.name in self.shifts:
                     self._rescale(n, call)
+                if n.name in self.answers:
+                    self._answer(n, call)
                 self._follow_writes(n, result)
         except ArrangementError as error:
             raise self._refused(n, str(error)) from None
@@ -139,16 +142,15 @@ class _Lowering(AbstractCalls):
         if self.first >= 0:
             return self.first
         self.first = self.builder.buffer(call.shape)
-        seen: dict[nn.Module, int] = {}
         for conv, module in self.looks.items():
-            if module not in seen:
+            if module not in self.looked:
                 look = _Lowering(trace(module, self.input_shape), LoweredGates(), self)
                 with evaluating(module):
                     look.run(_two_images(module, self.input_shape))
-                seen[module] = look.outputs[0].buffer
+                self.looked[module] = look.outputs
             gate = self.gates[conv]
             assert gate.head is not None
-            self.gates[conv] = replace(gate, head=replace(gate.head, src=seen[module]))
+            self.gates[conv] = replace(gate, head=replace(gate.head, src=self.looked[module][0].buffer))
         return self.first
 
     def _rescale(self, n: fx.Node, call: Call) -> None:
@@ -157,6 +159,12 @@ class _Lowering(AbstractCalls):
         attrs: dict[str, Any] = {"act": "none", "slope": 0.0, "shift": self.shifts[n.name]}
         scaled = self.builder.emit(Rescale, n.name, (buffer,), call.shape, gate, **attrs)
         self.ids[n] = of_both(self.builder.ids(scaled, call.shape))
+
+    def _answer(self, n: fx.Node, call: Call) -> None:
+        """What a module made of the image is added behind a call, whether that ran or not."""
+        added = (self._read(n), self.looked[self.answers[n.name]][1].buffer)
+        total = self.builder.emit(Add, n.name, added, call.shape, act="none", slope=0.0)
+        self.ids[n] = of_both(self.builder.ids(total, call.shape))
 
     def _end(self, n: fx.Node, result: Any) -> None:
         structure = self._given(n, n.args[0])

@@ -2,7 +2,7 @@
 
 The first look is the network with most of its filters pruned. It learns the network's own answers; the network stays as
 it is. For an image that the first look is sure of, no other layer runs. Where it is in doubt, the network runs too, and
-the two answers are added. Doubt is -log of the probability of the first look's best class, so that a threshold on it
+its answer counts. Doubt is -log of the probability of the first look's best class, so that a threshold on it
 meets any budget above the first look's own cost: one training, a dial afterwards. Known as a cascade.
 
 Shapes: B samples, K classes.
@@ -37,7 +37,7 @@ class SecondLook(GateConfig):
 
     Args:
         first: share of the MACs that the first look may cost, in (0, 1); the budget of a run must be above it.
-        distill: share in [0, 1] of the first look's loss that is its distance to the network's answers; 1 needs no labels.
+        distill: share in [0, 1] of the first look's loss that is its distance to the network's answers, beside labels.
         temperature: of both in that distance, above 0.
     """
 
@@ -110,17 +110,16 @@ class SecondLookMethod(AbstractMethod):
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         """In training the network always runs: the first look learns from it."""
-        on_B = (self._doubt_B1[:, 0] > self.threshold) | self.training
-        return Decision(self._doubt_B1, BlockMask(on_B.to(x_BIHW.dtype)), partial_BOHW=self._logits_BK)
+        threshold = -1.0 if self.training else self.threshold
+        on_B = (self._doubt_B1[:, 0] > threshold).to(x_BIHW.dtype)
+        return Decision(self._doubt_B1, BlockMask(on_B), partial_BOHW=self._logits_BK)
 
     def forced(self, site: Site, x_BIHW: Tensor, mask: AbstractMask) -> Decision:
         return Decision(None, mask, partial_BOHW=self._logits_BK)
 
     def masked(self, site: Site, decision: Decision, y_BOHW: Tensor, alone: bool) -> Tensor:
-        """The network's answer in training; else the first look's, and the network's added where it runs."""
-        if self.training or decision.partial_BOHW is None:
-            return y_BOHW
-        return decision.partial_BOHW + y_BOHW * decision.mask.spread(y_BOHW)
+        """The network's answer where it runs, and in training, where it is learned; else the first look's."""
+        return y_BOHW if self.training else super().masked(site, decision, y_BOHW, alone)
 
     def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Tensor:
         return y_BOHW.detach()

@@ -52,7 +52,7 @@ def compare(
         recipes: each names data with validation images, a backbone and how methods are trained, but no method. Without
             ``[backbone] weights`` the backbone is first trained by the recipe.
         methods: ``all``, ``static``, ``dynamic``, or names of `contenders` with commas between them.
-        macs: share of the MACs that remains, column ``executed``, in (0, 1).
+        macs: share of the MACs that remains, column ``executed+heads``, in (0, 1).
         seeds: runs per method, at least 1.
         epochs: of each method, in place of the recipe's.
         overrides: ``section.key=value`` on top of every recipe.

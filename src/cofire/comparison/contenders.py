@@ -74,7 +74,7 @@ def at_budget(contender: Contender, base: Experiment, macs: float) -> Experiment
 
     Args:
         base: neither pruned nor gated.
-        macs: share of the MACs that remains, column ``executed``, in (0, 1).
+        macs: share of the MACs that remains, column ``executed+heads``, in (0, 1).
 
     Raises:
         ConfigError: no value of the knob meets the budget, or the method cannot handle the model; says why.
@@ -92,10 +92,21 @@ def at_budget(contender: Contender, base: Experiment, macs: float) -> Experiment
     if config.knob == "threshold":
         return dataclasses.replace(base, name=name, gate=config, budget=BudgetPart(macs=macs))
     if config.knob == "signature":
-        return dataclasses.replace(base, name=name, gate=config, signature=SignaturePart(kind="taylor", macs=macs))
+        if (heads := _heads(config, base)) >= macs:
+            raise ConfigError(f"macs={macs} cannot be reached: the heads alone cost {heads}")
+        part = SignaturePart(kind="taylor", macs=macs - heads)
+        return dataclasses.replace(base, name=name, gate=config, signature=part)
     if config.knob is not None:
         config = _turned(config, config.knob, base, macs)
     return dataclasses.replace(base, name=name, gate=config)
+
+
+def _heads(config: GateConfig, base: Experiment) -> float:
+    """What the heads cost, as a share of the dense MACs: a signature counts filters alone."""
+    sets = read_sets(base)
+    gated = gate(build_model(base, sets), config, input_shape=sets.train.shape)
+    macs = sum(gated.gates.head_macs(site) for site in gated.gates.sites.values())
+    return round(macs / gated.cost({}).dense_total, 4)
 
 
 def _turned(config: GateConfig, knob: str, base: Experiment, macs: float) -> GateConfig:
@@ -135,7 +146,7 @@ def _with(config: GateConfig, knob: str, value: float) -> GateConfig:
 def _share(model: nn.Module, config: Any, loader: AnyLoader) -> float:
     """Share of the MACs before training: with targets as masks if the method foretells, else as its gates begin."""
     if config.foretold:
-        return 1 - estimate(model, config, loader, [config.ratio], cascade=True).reduction["executed"][0]
+        return 1 - estimate(model, config, loader, [config.ratio], cascade=True).reduction["executed+heads"][0]
     batches = first_images(loader, _IMAGES)
     _, channels, height, width = batches[0].shape
     gated = gate(model, config, input_shape=(channels, height, width))
@@ -143,5 +154,5 @@ def _share(model: nn.Module, config: Any, loader: AnyLoader) -> float:
     with torch.no_grad(), evaluating(gated):
         for batch in batches:
             gated(batch)
-            shares.append(1 - gated.cost(input_shape=gated.last_shape).reduction("executed").expand(len(batch)))
+            shares.append(1 - gated.cost(input_shape=gated.last_shape).reduction("executed+heads").expand(len(batch)))
     return float(torch.cat(shares).mean())

@@ -142,7 +142,7 @@ def _measured(job: Job, experiment: Experiment, result: Mapping[str, Any]) -> di
         return {"twin": None, "calibrated": None}
     sets = read_sets(experiment)
     twin = _twin(gated, experiment, sets)
-    reached = 1 - result["test"]["reduction"]["executed"]
+    reached = 1 - result["test"]["reduction"]["executed+heads"]
     met = abs(reached - job.macs) <= POINT
     return {"twin": twin, "calibrated": None if met else _calibrated(gated, experiment, sets, job.macs)}
 
@@ -175,4 +175,4 @@ def _calibrated(gated: GatedModel, experiment: Experiment, sets: Sets, macs: flo
 
 def _tested(model: GatedModel, experiment: Experiment, sets: Sets) -> dict[str, Any]:
     report = evaluate(model, sets.test.loader(experiment.data.eval_batch_size), text="testing")
-    return {"top1": report.top1, "executed": 1 - report.reduction["executed"]}
+    return {"top1": report.top1, "executed": 1 - report.reduction["executed+heads"]}

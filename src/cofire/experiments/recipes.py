@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cofire import second_look  # noqa: F401  registered when it is imported; it stands below gates/ and pruning/
 from cofire.data.augmenting import Augment
 from cofire.errors import ConfigError, FileError, unknown
 from cofire.files.atomic import read_json
 from cofire.files.strict import differences, override, structure, unstructure
-from cofire import second_look  # noqa: F401  registered when it is imported; it stands below gates/ and pruning/
 from cofire.gates import DEFAULT
 from cofire.gates.base import GateConfig, gate_types
 from cofire.plugins import lookup

@@ -289,7 +289,7 @@ class LinearHead:
         scale: filters that run are multiplied with max(logit, 0), ``shift`` (O,) is added.
         source: the head reads what this module makes of the image, not the site's input. A single row of ``weight``
             decides for a branch as a whole.
-        answers: ``source`` gives two outputs, what the head reads and what is added to the branch's end.
+        answers: ``source`` gives two outputs, what the head reads and what stands in for the branch where it is off.
         choice: the head reads what this one chooses on the site's input, 1 or 0 for each of its rows: ``weight`` has as
             many columns.
     """

@@ -29,7 +29,8 @@ class LoweredGates:
         of_call: call -> gate: on every call from a unit's conv to its end, with the head on a group's first conv.
         shifts: call behind which filters are rescaled -> what is added then, (O,).
         looks: call whose head reads what a module makes of the image -> that module.
-        answers: call that such a module's second output is added to -> that module.
+        answers: call that such a module's second output stands in for, where it does not run -> that module, and a gate
+            that is on where the call runs.
         choices: call whose head reads what another head chooses -> the gate with that one.
     """
 
@@ -37,7 +38,7 @@ class LoweredGates:
     of_call: dict[str, Gate] = field(default_factory=dict)
     shifts: dict[str, Tensor] = field(default_factory=dict)
     looks: dict[str, nn.Module] = field(default_factory=dict)
-    answers: dict[str, nn.Module] = field(default_factory=dict)
+    answers: dict[str, tuple[nn.Module, Gate]] = field(default_factory=dict)
     choices: dict[str, Gate] = field(default_factory=dict)
 
     def add(self, graph: Graph, name: str, units: tuple[Unit, ...], head: LinearHead) -> None:
@@ -76,7 +77,9 @@ def lower_gates(gated: GatedModel, graph: Graph) -> LoweredGates:
             for unit in _branch(site):  # a branch is off where each of its convs is, as a whole
                 lowered.add(graph, unit.name, (unit,), head)
             if head.answers and head.source is not None:
-                lowered.answers[site.out] = head.source
+                gate = Gate(group=len(lowered.groups), head=_program_head(head))
+                lowered.groups.append(Group(name=site.name, filters=site.filters))
+                lowered.answers[site.out] = (head.source, gate)
         else:
             raise CompileError(f"site {site.name!r}: the engine has no masks of {site.kind}; run the model in PyTorch")
     return lowered
@@ -87,8 +90,8 @@ def _branch(site: Site) -> tuple[Unit, ...]:
     left_out = {unit.conv for unit in site.units}
     if site.out != site.units[-1].out or set(site.convs) != left_out:
         raise CompileError(
-            f"branch {site.name!r} must end with its last layer and that one's norm, and hold no layer but its units, for "
-            "the engine to leave it out; run the gated model in PyTorch"
+            f"branch {site.name!r} must end with its last layer and that one's norm, and hold no layer but its units, "
+            "for the engine to leave it out; run the gated model in PyTorch"
         )
     return site.units
 

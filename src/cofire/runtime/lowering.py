@@ -20,6 +20,8 @@ from cofire.runtime.lowered_calls import AbstractCalls
 from cofire.runtime.lowered_ids import of_both, of_one
 from cofire.runtime.program import (
     Add,
+    Affine,
+    Gate,
     Group,
     Mul,
     Output,
@@ -161,10 +163,21 @@ class _Lowering(AbstractCalls):
         self.ids[n] = of_both(self.builder.ids(scaled, call.shape))
 
     def _answer(self, n: fx.Node, call: Call) -> None:
-        """What a module made of the image is added behind a call, whether that ran or not."""
-        added = (self._read(n), self.looked[self.answers[n.name]][1].buffer)
-        total = self.builder.emit(Add, n.name, added, call.shape, act="none", slope=0.0)
+        """What a module made of the image stands in for a call that does not run."""
+        module, gate = self.answers[n.name]
+        assert gate.head is not None
+        doubt, answer = (output.buffer for output in self.looked[module])
+        # A gate of its own: folding puts the call itself behind what is added to it.
+        runs = self._ones_or_zeros(n, call, answer, replace(gate, head=replace(gate.head, src=doubt)), 0.0, 1.0)
+        rests = self._ones_or_zeros(n, call, runs, None, -1.0, 1.0)
+        alone = self.builder.emit(Mul, n.name, (answer, rests), call.shape, act="none", slope=0.0)
+        total = self.builder.emit(Add, n.name, (self._read(n), alone), call.shape, act="none", slope=0.0)
         self.ids[n] = of_both(self.builder.ids(total, call.shape))
+
+    def _ones_or_zeros(self, n: fx.Node, call: Call, src: int, gate: Gate | None, scale: float, shift: float) -> int:
+        """scale * src + shift, where a gate lets it through."""
+        rows = {"scale": torch.full(call.shape, scale).double(), "shift": torch.full(call.shape, shift).double()}
+        return self.builder.emit(Affine, n.name, (src,), call.shape, gate, lift=True, act="none", slope=0.0, **rows)
 
     def _end(self, n: fx.Node, result: Any) -> None:
         structure = self._given(n, n.args[0])

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 import cofire
 from cofire import ConfigError, GatedModel, NoUnitError, Recipe, SecondLook, calibrate, evaluate, fit, gate, mask_loss
 from cofire.evaluation import bits_per_filter
+from cofire.experiments.recipes import read_experiment
+from cofire.experiments.runs import train_experiment
+from cofire.experiments.twin import train_twin
 from cofire.export import to_onnx
 
 
@@ -84,6 +87,48 @@ def test_only_the_first_look_learns() -> None:
     changed = {name for name, tensor in gated.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed
     assert all(name.startswith("gates.first.network.") for name in changed)
+
+
+RECIPE = """
+[data]
+name = "digits"
+val = 200
+
+[backbone]
+name = "resnet8_digits"
+
+[gate]
+type = "SecondLook"
+
+[budget]
+macs = 0.5
+
+[train]
+train = "heads"
+epochs = 1
+head_lr = 0.05
+"""
+
+
+def test_a_run_meets_its_budget_and_is_held_against_pruning_to_as_much(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is needed (extra demo)")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    dense = cofire.create_backbone("resnet8_digits")
+    cofire.save(dense, tmp_path / "dense")
+    experiment = read_experiment(tmp_path / "recipe.toml", [f"backbone.weights={tmp_path / 'dense'}"])
+    result = train_experiment(experiment, tmp_path / "run")
+    executed = 1 - result["test"]["reduction"]["executed+heads"]
+    twin = train_twin(tmp_path / "run")
+    made = twin["experiment"]
+    assert made.get("gate") is None
+    assert made["prune"]["type"] == "L1"
+    assert made["prune"]["macs"] == pytest.approx(executed, abs=1e-4)
+    assert executed - 0.01 <= 1 - twin["test"]["reduction"]["executed"] <= executed + 1e-4
+    assert {key: made["train"][key] for key in ("train", "lr", "distill")} == {
+        "train": "all",
+        "lr": 0.05,
+        "distill": 0.9,
+    }
 
 
 @pytest.mark.parametrize("macs", [0.4, 0.55])

@@ -10,6 +10,7 @@ Shapes: B samples, K classes.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
@@ -29,6 +30,7 @@ from cofire.graph.placement import WHOLE, Filter, place_whole
 from cofire.graph.units import Site
 from cofire.pruning import L1
 from cofire.pruning.apply import prune_below
+from cofire.training.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,11 @@ class SecondLook(GateConfig):
     @property
     def knob(self) -> str:
         return "threshold"
+
+    def twin(self, macs: float, recipe: Recipe) -> tuple[L1, Recipe]:
+        """What the first look is made by, pruned to what both looks cost, and trained as the first look was."""
+        trained = dataclasses.replace(recipe, train="all", lr=recipe.head_lr)
+        return L1(macs=macs), dataclasses.replace(trained, distill=self.distill, temperature=self.temperature)
 
     def __post_init__(self) -> None:
         check(self)

@@ -16,7 +16,7 @@ from cofire.comparison.contenders import at_budget, contenders
 from cofire.data.feeding import first_images
 from cofire.errors import CofireError, FileError
 from cofire.evaluation import evaluate
-from cofire.experiments.recipes import Experiment, as_table, differing, parse_experiment
+from cofire.experiments.recipes import Experiment, as_table, differing, parse_experiment, read_run
 from cofire.experiments.runs import Sets, read_result, read_sets, train_experiment
 from cofire.experiments.twin import train_twin
 from cofire.files.atomic import read_json, write_json
@@ -93,7 +93,7 @@ def _done(job: Job) -> Outcome:
         path = job.folder / "row.json"
         if not path.exists():
             write_json(path, _measured(job, experiment, result))
-        if job.twin and _chooses_filters(job.run):
+        if job.twin and _has_twin(job.run):
             train_twin(job.run)
         return read_outcome(job)
     except FileError:
@@ -102,9 +102,12 @@ def _done(job: Job) -> Outcome:
         return Outcome(refused=str(error))
 
 
-def _chooses_filters(run: Path) -> bool:
+def _has_twin(run: Path) -> bool:
     model = load(run)
-    return isinstance(model, GatedModel) and {site.kind for site in model.gates.sites.values()} == {"filters"}
+    if not isinstance(model, GatedModel):
+        return False
+    chooses_filters = {site.kind for site in model.gates.sites.values()} == {"filters"}
+    return chooses_filters or model.config.twin(0.5, read_run(run).train) is not None
 
 
 def read_outcome(job: Job) -> Outcome:

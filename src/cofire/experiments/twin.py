@@ -1,4 +1,4 @@
-"""The static twin of a finished run: as many filters, those most often on, for every image; trained as the run was."""
+"""The static twin of a finished run: as many filters, the same ones for every image; trained as the run was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from cofire.data.feeding import first_images
 from cofire.errors import ConfigError
 from cofire.experiments.recipes import Experiment, read_run
-from cofire.experiments.runs import TWIN, read_sets, train_experiment
+from cofire.experiments.runs import TWIN, read_result, read_sets, train_experiment
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt_offline import most_often_on
 from cofire.gates.gating import GatedModel, require_filters
@@ -32,10 +32,17 @@ def train_twin(run: str | Path, *, track: Track | None = None) -> dict[str, Any]
 
 
 def twin_experiment(run: str | Path) -> Experiment:
-    """What makes the twin of a finished run; the filters are counted on its first training images."""
+    """What makes the twin of a finished run: the static method that its own names, or the filters most often on.
+
+    The latter are counted on its first training images.
+    """
     experiment, model = read_run(run), load(run)
     if not isinstance(model, GatedModel):
         raise ConfigError(f"the run in {run} has no gates: it is static already and needs no twin")
+    macs = round(1 - read_result(run)["test"]["reduction"]["executed+heads"], 4)
+    if (static := model.config.twin(macs, experiment.train)) is not None:
+        named = {"name": f"{experiment.name}-twin", "gate": None, "prune": static[0], "train": static[1]}
+        return dataclasses.replace(experiment, signature=None, budget=None, **named)
     require_filters(model, "a static twin")
     images = read_sets(experiment).train.take(slice(0, _IMAGES)).loader(experiment.data.eval_batch_size)
     placed = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(Placement)}

@@ -111,6 +111,15 @@ class GateConfig(Placement):
         """
         return None
 
+    def twin(self, macs: float, recipe: Any) -> tuple[Any, Any] | None:
+        """The static method and the recipe that a run of this one is held against; None: its filters most often on.
+
+        Args:
+            macs: share of the MACs that the run executes.
+            recipe: of the run.
+        """
+        return None
+
     @classmethod
     def preset(cls, name: str, **options: Any) -> Self:
         """The config of a named preset, with ``options`` on top."""

@@ -176,7 +176,10 @@ class _Lowering(AbstractCalls):
 
     def _ones_or_zeros(self, n: fx.Node, call: Call, src: int, gate: Gate | None, scale: float, shift: float) -> int:
         """scale * src + shift, where a gate lets it through."""
-        rows = {"scale": torch.full(call.shape, scale).double(), "shift": torch.full(call.shape, shift).double()}
+        rows: dict[str, Any] = {
+            "scale": torch.full(call.shape, scale).double(),
+            "shift": torch.full(call.shape, shift).double(),
+        }
         return self.builder.emit(Affine, n.name, (src,), call.shape, gate, lift=True, act="none", slope=0.0, **rows)
 
     def _end(self, n: fx.Node, result: Any) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -88,16 +89,17 @@ def _by_threshold(gated: GatedModel, batches: Sequence[Tensor], macs: float) -> 
     """One threshold for all; halved until near, or until no float lies between."""
     before = gated.threshold
     low, high = _range(gated, batches[0])
-    most, least = _share(gated, batches, low), _share(gated, batches, high)
+    share = _share_alone(gated, batches) if len(gated.gates) == 1 else partial(_share, gated, batches)
+    most, least = share(low), share(high)
     if not least - _NEAR <= macs <= most + _NEAR:
         gated.threshold = before
         raise ConfigError(f"macs={macs} cannot be reached by a threshold: between {least:.3f} and {most:.3f} can")
-    found = _share(gated, batches, float(before or 0.0))
+    found = share(float(before or 0.0))
     for _ in range(30):
         if abs(found - macs) <= _NEAR:
             break
         middle = (low + high) / 2
-        found = _share(gated, batches, middle)
+        found = share(middle)
         low, high = (middle, high) if found > macs else (low, middle)
     return found
 
@@ -119,6 +121,19 @@ def _share(gated: GatedModel, batches: Sequence[Tensor], threshold: float) -> fl
         gated(batch)
         shares.append(1 - gated.cost(input_shape=gated.last_shape).reduction("executed+heads"))
     return float(torch.cat(shares).mean())
+
+
+def _share_alone(gated: GatedModel, batches: Sequence[Tensor]) -> Callable[[float], float]:
+    """The same for a model with one site, whose logits no mask changes: one look at the images tells all."""
+    ((name, logits_NO),) = _logits(gated, batches).items()
+    flat = gated.gates.sites[name].kind == "block"
+
+    def share(threshold: float) -> float:
+        gated.threshold = threshold
+        on = logits_NO[:, 0] > threshold if flat else logits_NO > threshold
+        return 1 - float(gated.cost({name: on}, gated.last_shape).reduction("executed+heads").mean())
+
+    return share
 
 
 def _by_odds(gated: GatedModel, batches: Sequence[Tensor], macs: float, per: Per) -> None:

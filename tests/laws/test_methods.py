@@ -238,11 +238,15 @@ def test_interrupted_and_called_again_it_ends_with_the_same_weights(method: str,
     assert digest(again) == digest(whole)
 
 
-def test_it_trains_in_bf16(method: str) -> None:
+def test_it_trains_in_bf16_and_then_computes_in_float32(method: str, tmp_path: Path) -> None:
     gated = make("resnet8_digits", method)
     result = fit(gated, tiny_images(24).loader(12, train=True), Recipe(epochs=1, lr=0.01, precision="bf16"))
     assert len(result.epochs) == 1
     assert all(p.isfinite().all() for p in gated.parameters())
+    gated.save(tmp_path)
+    x = batch(gated)
+    with torch.no_grad():
+        assert torch.equal(gated(x), cofire.load(tmp_path)(x))
 
 
 def test_evaluated_it_reports_every_site(method: str) -> None:

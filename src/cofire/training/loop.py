@@ -163,6 +163,8 @@ class _Run:
             self._train()
         finally:
             tracking.finish(self.accelerator)
+            # In bf16 accelerate has put autocast around the model's forward, where it would stay.
+            self.accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
         if not self.epochs:
             self.model.eval()
             return FitResult(epochs=[], selected=None)

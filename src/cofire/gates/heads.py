@@ -6,6 +6,7 @@ numbers between the two maps of a head that has two.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
@@ -14,6 +15,20 @@ from torch import Tensor, nn
 from cofire.gates.pooling import peak
 
 Pool = Literal["max", "avg", "both"]
+
+
+@dataclass(frozen=True)
+class InnerMap:
+    """The first of a head's two maps: weight (R, F), bias (R,), and whether a ReLU follows."""
+
+    weight: Tensor
+    bias: Tensor
+    relu: bool
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """From pooled features (B, F) to (B, R)."""
+        found = nn.functional.linear(features, self.weight, self.bias)
+        return torch.relu(found) if self.relu else found
 
 
 @final

@@ -45,7 +45,7 @@ class AbstractLowering(Walk):
         self.extra_traceback = False  # our errors name the call themselves
         self.calls = {call.name: call for call in graph.ops}
         self.gates, self.shifts, self.looks = dict(gates.of_call), gates.shifts, gates.looks
-        self.choices = gates.choices
+        self.choices, self.inners = gates.choices, gates.inners
         own = "" if inside is None else "gates."  # apart from the network's layers, whatever those are called
         self.layers = {op.name: own + name for name, op in graph.layers.items()}
         self.builder: Builder = Builder(set(self.layers.values())) if inside is None else inside.builder

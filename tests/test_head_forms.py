@@ -18,6 +18,7 @@ from cofire.export import to_onnx
 from cofire.gates.heads import PoolingHead
 from cofire.gates.losses import felt_later, mask_bce
 from cofire.gates.targets import activity, mass_target
+from cofire.runtime.program import Conv
 
 TWO_MAPS: list[dict[str, Any]] = [
     {"rank": 3, "pool": "both", "softmax": False, "standardise": True},
@@ -139,6 +140,13 @@ def test_in_int8_the_engine_does_what_the_simulation_does() -> None:
     quantized = cofire.quantize(gated, [x])
     with torch.no_grad():
         torch.testing.assert_close(cofire.compile(quantized)(x), quantized(x), rtol=0, atol=0)
+    kept = {f"gates.{name}" for name in gated.gates}
+    names = [
+        {op.name for op in q.program.ops if type(op) is Conv}
+        for q in (quantized, cofire.quantize(gated, [x], keep=kept))
+    ]
+    assert not kept & names[0]
+    assert kept <= names[1]
 
 
 # Saliency by gradient

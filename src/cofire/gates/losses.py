@@ -68,7 +68,8 @@ class _FeltLater(torch.autograd.Function):
                 "pass: add it to the mask loss; in a recipe, warm_heads must be 0"
             )
         y_BOHW, mask, logits_BO = ctx.saved_tensors
-        felt_BOS = (y_BOHW.float() * product_BOHW.float()).flatten(2)
+        wide = torch.promote_types(y_BOHW.dtype, torch.float32)
+        felt_BOS = (y_BOHW.to(wide) * product_BOHW.to(wide)).flatten(2)
         of_logits = None
         if loss is not None:
             off_BO = torch.sigmoid(logits_BO.float()) - ctx.wanted(felt_BOS.abs().sum(2)).float()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from nets import SHAPE, Net, bn, conv, fc, images
 from small import digest
+from test_graph import NormAct
 from torch import nn
 
 import cofire
@@ -193,6 +194,25 @@ def test_under_open_masks_a_network_stays_as_it_is() -> None:
     refit(graph, plain, [images(8)], lambda site, inputs: torch.ones(1, site.filters))
     with torch.no_grad():
         torch.testing.assert_close(changed(images(8)), plain(images(8)), rtol=1e-3, atol=1e-4)
+
+
+def test_a_norm_that_activates_is_fitted_before_its_activation() -> None:
+    """timm's norms hold their ReLU: fitted as the plain norm in front of the same ReLU would be."""
+    plain, holding = small_net(), small_net()
+    holding.call = lambda m, x: m.logits(m.bn2(m.two(m.bn1(m.one(x)))))
+    holding.bn1, holding.bn2 = NormAct(8), NormAct(6)
+    holding.load_state_dict(plain.state_dict())
+    row = torch.tensor([[1.0, 0, 1, 0, 1, 1, 0, 1]])
+    found = []
+    for net in (plain, holding.eval()):
+        with torch.no_grad():
+            assert torch.equal(net(images(8)), plain(images(8)))
+        graph = place(trace(copy.deepcopy(net), SHAPE), Placement(always=True), lambda unit: unit.name == "one")
+        refit(graph, net, [images(8)], lambda site, inputs: row)
+        found.append(graph.root.state_dict())
+    assert not torch.equal(found[0]["bn2.weight"], plain.bn2.weight)
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected)
 
 
 def test_a_budget_out_of_reach_is_refused(trained: nn.Module) -> None:

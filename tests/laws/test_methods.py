@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,7 @@ from torch import Tensor
 
 import cofire
 from cofire import (
+    FTWT,
     AbstractCallback,
     CompileError,
     ConfigError,
@@ -37,12 +40,16 @@ from cofire import (
 from cofire.gates.base import Compiling, gate_types
 
 NETWORKS: dict[str, dict[str, Any]] = {"resnet8_digits": {}, "resnet20": {}, "mobilenet_v2": {"width": 0.25}}
-METHODS = list(gate_types())
+CONFIGS: dict[str, Callable[[], GateConfig]] = {
+    **gate_types(),
+    "FTWT, by gradient": partial(FTWT, saliency="gradient", hidden=4),
+}
+METHODS = list(CONFIGS)
 
 
 def make(network: str, method: str) -> GatedModel:
     torch.manual_seed(0)
-    return gate(create_backbone(network, **NETWORKS[network]), gate_types()[method]())
+    return gate(create_backbone(network, **NETWORKS[network]), CONFIGS[method]())
 
 
 def batch(gated: GatedModel, n: int = 3) -> Tensor:
@@ -203,7 +210,7 @@ def digits() -> Digits:
 
 def test_it_runs_end_to_end_on_digits(method: str, digits: Digits, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    gated = gate(digits.model, gate_types()[method]())
+    gated = gate(digits.model, CONFIGS[method]())
     fit(gated, digits.few, Recipe(epochs=2, lr=0.02, head_lr=0.02), out=tmp_path / "run")
     report = evaluate(gated, digits.test.loader(360), text="")
     assert report.n == 360
@@ -257,12 +264,12 @@ def test_evaluated_it_reports_every_site(method: str) -> None:
 
 
 def test_its_cost_is_foretold_or_refused_by_name(method: str) -> None:
-    config: GateConfig = gate_types()[method]()
+    config = CONFIGS[method]()
     model, loader = create_backbone("resnet8_digits"), tiny_images(20).loader(10)
     if config.foretold:
         assert len(cofire.estimate(model, config, loader, [0.5, 0.9]).ratios) == 2
     else:
-        with pytest.raises(ConfigError, match=method):
+        with pytest.raises(ConfigError, match=type(config).__name__):
             cofire.estimate(model, config, loader)
 
 

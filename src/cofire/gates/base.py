@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cofire.errors import ConfigError, unknown
+from cofire.gates.heads import InnerMap
 from cofire.gates.targets import largest
 from cofire.graph.graph import Graph
 from cofire.graph.masks import AbstractMask, FilterMask
@@ -90,8 +91,6 @@ class GateConfig(Placement):
 
     reduction: Literal["mean", "sum"] = "mean"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
-    foretold: ClassVar[bool] = False
-    """Whether `estimate` can tell what it will cost before training; such a config has a ``ratio``."""
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}}
     """The forms of the method that `compare` runs, by what is put behind its name; none for what is no method."""
     alone: ClassVar[bool] = False
@@ -101,6 +100,11 @@ class GateConfig(Placement):
     def label(self) -> str:
         """The method and its knob in a few words, for tables."""
         return type(self).__name__
+
+    @property
+    def foretold(self) -> bool:
+        """Whether `estimate` can tell what it will cost before training; such a config has a ``ratio``."""
+        return False
 
     @property
     def knob(self) -> str | None:
@@ -203,6 +207,10 @@ class AbstractMethod(nn.Module):
 
     # Learning
 
+    def taught_by(self, teacher: nn.Module) -> nn.Module:
+        """The teacher as training will run it beside the model; a method may put one there that it can watch."""
+        return teacher
+
     @abstractmethod
     def loss(self, step: Step) -> Tensor:
         """A scalar to add to the task loss: the sum over the sites of ``step.decisions``, mean over the batch."""
@@ -301,6 +309,7 @@ class LinearHead:
         answers: ``source`` gives two outputs, what the head reads and what stands in for the branch where it is off.
         choice: the head reads what this one chooses on the site's input, 1 or 0 for each of its rows: ``weight`` has as
             many columns.
+        inner: comes before ``weight``, which has as many columns as it has rows.
     """
 
     weight: Tensor
@@ -313,6 +322,7 @@ class LinearHead:
     source: nn.Module | None = None
     answers: bool = False
     choice: LinearHead | None = None
+    inner: InnerMap | None = None
 
     def chosen(
         self, x_BIHW: Tensor, threshold: float, pooled: Callable[[Tensor], Tensor] = lambda x_BI: x_BI
@@ -334,6 +344,7 @@ class LinearHead:
         else:
             features = self.choice.chosen(x_BIHW, threshold, pooled).to(self.weight.dtype)
         features = torch.softmax(features, 1) if self.softmax else features
+        features = features if self.inner is None else self.inner(features)
         logits_BO = nn.functional.linear(features, self.weight, self.bias)
         if self.top is None:
             return logits_BO > threshold

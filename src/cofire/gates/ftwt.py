@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
 import torch
@@ -14,13 +15,14 @@ from cofire.errors import ConfigError, TrainingError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
 from cofire.gates.fixed import check_kept, constant_head, mask_row
-from cofire.gates.heads import PoolingHead
-from cofire.gates.losses import mask_bce
+from cofire.gates.gating import gate
+from cofire.gates.heads import InnerMap, PoolingHead
+from cofire.gates.losses import felt_later, mask_bce
 from cofire.gates.pooling import peak
 from cofire.gates.targets import activity, largest, mass_levels, nested, top_target
 from cofire.graph.graph import Graph
-from cofire.graph.placement import Filter, explained
-from cofire.graph.units import Site
+from cofire.graph.placement import Filter, explained, place
+from cofire.graph.units import Site, Unit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +36,15 @@ class FTWT(GateConfig):
             ``cofire.signatures``.
         fixed: group -> the filters that run for every image, by their index; such a group has no head.
         why: group -> what was decided on it, in words; ``print(gated.units)`` shows them.
-        pool, softmax, standardise, bias: of the heads; see ``cofire.gates.heads.PoolingHead``.
+        pool, softmax, standardise, bias, rank, hidden: of the heads; see ``cofire.gates.heads.PoolingHead``.
         select: which filters run: those with a logit above the threshold, or as many of the ``top`` logits as the
             signature says, so that every image costs the same.
-        saliency: what makes a filter strong in a target: its ``max`` response, the ``l2`` norm of its map, or its
-            ``mean`` absolute response.
+        saliency: what makes a filter strong in a target: its ``max`` response, the ``l2`` norm of its map, its
+            ``mean`` absolute response, or ``gradient``: the sum over its map of |response * dL/d(masked response)|, how
+            much the loss hangs on it, also where it is off. Training's own backward pass tells that, so the mask loss
+            is 0 in the forward pass and in logs; its gradient is the usual one.
+        targets: of the network ``self`` as it is, or of the ``teacher`` that it is distilled from, a dense network with
+            the same layers.
         open_bias: if not 0, the heads' bias at the beginning; with 2 or so the gates start open.
         straight_through: in joint mode the task loss reaches the heads through the binarisation.
         floor: smallest number of filters in a mass target, 0 or 1.
@@ -55,7 +61,10 @@ class FTWT(GateConfig):
     softmax: bool = True
     standardise: bool = False
     select: Literal["threshold", "top"] = "threshold"
-    saliency: Literal["max", "l2", "mean"] = "max"
+    saliency: Literal["max", "l2", "mean", "gradient"] = "max"
+    targets: Literal["self", "teacher"] = "self"
+    rank: int = 0
+    hidden: int = 0
     bias: bool = True
     open_bias: float = 0.0
     straight_through: bool = True
@@ -78,12 +87,16 @@ class FTWT(GateConfig):
         },
     }
 
-    foretold: ClassVar[bool] = True
     forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "paper": presets["paper"], "top": {"select": "top"}}
 
     @property
     def label(self) -> str:
-        return f"FTWT r = {self.ratio:g}" if self.signature is None else "FTWT, fixed k"
+        found = f"FTWT r = {self.ratio:g}" if self.signature is None else "FTWT, fixed k"
+        return f"{found}, by gradient" if self.saliency == "gradient" else found
+
+    @property
+    def foretold(self) -> bool:
+        return self.saliency != "gradient"  # which no forward pass tells
 
     @property
     def knob(self) -> str:
@@ -97,6 +110,11 @@ class FTWT(GateConfig):
             raise ConfigError("FTWT.softmax must be off where standardise is on: a head normalises its input once")
         if self.open_bias and not self.bias:
             raise ConfigError(f"FTWT.open_bias must be 0 where bias is off, got {self.open_bias}")
+        if min(self.rank, self.hidden) < 0 or (self.rank and self.hidden):
+            got = f"{self.rank} and {self.hidden}"
+            raise ConfigError(f"FTWT.rank and FTWT.hidden must be at least 0, and one of them 0, got {got}")
+        if self.targets == "teacher" and self.saliency == "gradient":
+            raise ConfigError('FTWT.saliency must not be "gradient" with targets of a teacher, which makes no gradient')
         if not 0.0 <= self.tolerance < 1.0:
             raise ConfigError(f"FTWT.tolerance must be in [0, 1), got {self.tolerance}")
 
@@ -117,6 +135,8 @@ class FTWTGate(nn.Module):
             softmax=config.softmax,
             bias=config.bias,
             standardise=config.standardise,
+            rank=config.rank,
+            hidden=config.hidden,
         )
         if config.open_bias:
             nn.init.constant_(self.head.linear.bias, config.open_bias)
@@ -143,22 +163,27 @@ class FTWTMethod(AbstractMethod):
         if config.select == "top":
             self.threshold = None
         check_kept(config.fixed, self.sites, "FTWT.fixed")
-        self._colours, self._glance = graph.input_shape[0], nn.AdaptiveAvgPool2d(1)
+        self._shape, self._glance = graph.input_shape, nn.AdaptiveAvgPool2d(1)
         self.hold({name: FTWTGate(site, config) for name, site in self.sites.items()})
         self._forget()
 
     @classmethod
     def place(cls, graph: Graph, config: FTWT, filter_fn: Filter | None) -> Graph:
-        placed = super().place(graph, config, filter_fn)
+        if config.rank or config.hidden:
+            placed = place(graph, config, filter_fn, head=lambda units: _two_maps(units, config))
+        else:
+            placed = super().place(graph, config, filter_fn)
         return placed if config.why is None else explained(placed, config.why)
 
     def _forget(self) -> None:
         self._peaks: dict[str, _Peak] = {}  # so that no map is pooled twice
         self._found_BO: Tensor | None = None  # the peak of the output that is being masked
+        self._later: dict[str, Tensor] = {}  # mask losses that gradients will tell
+        self._taught: dict[str, Tensor] = {}  # what the teacher's filters did
 
     def __getstate__(self) -> dict[str, Any]:
         """What deepcopy and pickle take along: nothing of the last batch."""
-        return self.__dict__ | {"_peaks": {}, "_found_BO": None}
+        return self.__dict__ | {"_peaks": {}, "_found_BO": None, "_later": {}, "_taught": {}}
 
     def begin(self, x_BCHW: Tensor) -> None:
         self._forget()
@@ -197,41 +222,85 @@ class FTWTMethod(AbstractMethod):
             return None
         return known.value_BO
 
-    def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Tensor:
+    def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Tensor | None:
         self._found_BO = peak(y_BOHW.detach())
+        if self.config.saliency == "gradient" or self.config.targets == "teacher":
+            return None
         return activity(y_BOHW, self._found_BO, site.units[-1].nonnegative, self.config.saliency)
 
     def masked(self, site: Site, decision: Decision, y_BOHW: Tensor, alone: bool) -> Tensor:
-        masked = super().masked(site, decision, y_BOHW, alone)
+        late = self.config.saliency == "gradient" and self.training and torch.is_grad_enabled()
+        if late and decision.logits_BO is not None:
+            mask, wanted = decision.mask.spread(y_BOHW), partial(self._wanted, site)
+            masked, self._later[site.name] = felt_later(y_BOHW, mask, decision.logits_BO, wanted)
+        else:
+            masked = super().masked(site, decision, y_BOHW, alone)
         if self._found_BO is not None:
             self._peaks[site.name] = _Peak(self._found_BO * decision.mask.on.detach(), masked._version)
             self._found_BO = None
         return masked
 
+    def taught_by(self, teacher: nn.Module) -> nn.Module:
+        if self.config.targets == "self":
+            return teacher
+        config = dataclasses.replace(self.config, targets="self", always=True)
+        open_one = gate(teacher, config, filter_fn=lambda unit: unit.group in self.sites, input_shape=self._shape)
+        found, own = ({n: s.filters for n, s in m.sites.items()} for m in (open_one.gates, self))
+        if found != own:
+            raise ConfigError(
+                'FTWT.targets = "teacher" needs a teacher with the groups of the model, and as many filters in each; '
+                f"the model has {own}, the teacher {found}"
+            )
+
+        def watch(name: str, decision: Decision, y_BOHW: Tensor) -> None:
+            self._taught[name] = self.activity(self.sites[name], y_BOHW)
+
+        open_one.switchboard.observer, open_one.switchboard.forced = watch, dict.fromkeys(found, "open")
+        return open_one.eval()
+
     def loss(self, step: Step) -> Tensor:
         """Sites with equally many filters share one sort and one loss, for each call on so little data costs."""
+        names = [name for name in step.seen if not self[name].fixed]
+        if not names:
+            return step.logits_BK.new_zeros(())
+        if self.config.saliency == "gradient":
+            if not self._later:
+                raise TrainingError('FTWT.saliency = "gradient" needs a forward without torch.no_grad')
+            return torch.stack([self._later[name] for name in names]).sum()
+        if self.config.targets == "teacher" and not self._taught:
+            raise ConfigError(
+                'FTWT.targets = "teacher" needs a teacher that sees the images of each step: fit(teacher=...) with '
+                "Recipe.distill above 0 and warm_heads = 0"
+            )
         alike: dict[tuple[int, int | None], list[str]] = {}
-        for name in (name for name in step.seen if not self[name].fixed):
+        for name in names:
             alike.setdefault((self.sites[name].filters, self[name].k), []).append(name)
-        losses = [self._loss_of_alike(names, step) for names in alike.values()]
-        return torch.stack(losses).sum() if losses else step.logits_BK.new_zeros(())
+        seen = step.seen if self.config.targets == "self" else self._taught
+        return torch.stack([self._loss_of_alike(names, step, seen) for names in alike.values()]).sum()
 
-    def _loss_of_alike(self, names: list[str], step: Step) -> Tensor:
-        activity_BO = torch.cat([step.seen[name] for name in names])
+    def _loss_of_alike(self, names: list[str], step: Step, seen: Mapping[str, Tensor]) -> Tensor:
+        activity_BO = torch.cat([seen[name] for name in names])
         logits_BO = torch.cat([step.decisions[name].logits_BO for name in names])  # type: ignore[misc]
         try:
-            target_BO = self.levels(self.sites[names[0]], activity_BO, [self.config.ratio]).logical_not()
+            target_BO = self._wanted(self.sites[names[0]], activity_BO)
         except TrainingError as error:
-            damaged = [name for name in names if not step.seen[name].isfinite().all()]
+            damaged = [name for name in names if not seen[name].isfinite().all()]
             raise TrainingError(f"group {damaged[0]!r}: {error}") from error
         return mask_bce(logits_BO, target_BO) * len(names)
 
-    def target(self, site: Site, y_BOHW: Tensor) -> Tensor:
-        return self.levels(site, self.activity(site, y_BOHW), [self.config.ratio]).logical_not()
+    def target(self, site: Site, y_BOHW: Tensor) -> Tensor | None:
+        if self.config.saliency == "gradient":  # a forward pass does not tell
+            return None
+        return self._wanted(site, self.activity(site, y_BOHW))
+
+    def _wanted(self, site: Site, activity_BO: Tensor) -> Tensor:
+        return self.levels(site, activity_BO, [self.config.ratio]).logical_not()
 
     # Its cost is foretold
 
     def activity(self, site: Site, y_BOHW: Tensor) -> Tensor:
+        if self.config.saliency == "gradient":
+            raise ConfigError('FTWT.saliency must not be "gradient" here, where there is no backward pass')
         return activity(y_BOHW, None, site.units[-1].nonnegative, self.config.saliency)
 
     def levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
@@ -272,11 +341,21 @@ class FTWTMethod(AbstractMethod):
 
     def lower(self, site: Site) -> LinearHead:
         if self[site.name].fixed:
-            return constant_head(mask_row(self.config.fixed, site)[0], self._colours, self._glance)
+            return constant_head(mask_row(self.config.fixed, site)[0], self._shape[0], self._glance)
         head = self[site.name].head
         weight, bias = head.folded()
         top = self._top(site) if self.config.select == "top" else None
-        return LinearHead(weight=weight, bias=bias, pool=head.pool, softmax=head.softmax, top=top)
+        options = {"pool": head.pool, "softmax": head.softmax, "top": top}
+        if head.inner is None:
+            return LinearHead(weight=weight, bias=bias, **options)
+        inner = InnerMap(weight, bias, head.relu)
+        return LinearHead(weight=head.linear.weight, bias=head.linear.bias, inner=inner, **options)
+
+
+def _two_maps(units: Sequence[Unit], config: FTWT) -> int:
+    """MACs of a group's head of two maps."""
+    features = units[0].in_channels * (2 if config.pool == "both" else 1)
+    return (features + units[-1].out_channels) * (config.rank or config.hidden)
 
 
 def _kept(site: Site, config: FTWT) -> int | None:

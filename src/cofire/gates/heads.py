@@ -1,10 +1,12 @@
 """A unit's input -> one logit per filter: the only part of a gate that the native engine has to mirror.
 
-Shapes: B samples, I input channels, O filters, F pooled features: I, or 2 I where maximum and mean are both pooled.
+Shapes: B samples, I input channels, O filters, F pooled features: I, or 2 I where maximum and mean are both pooled; R
+numbers between the two maps of a head that has two.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
@@ -13,6 +15,20 @@ from torch import Tensor, nn
 from cofire.gates.pooling import peak
 
 Pool = Literal["max", "avg", "both"]
+
+
+@dataclass(frozen=True)
+class InnerMap:
+    """The first of a head's two maps: weight (R, F), bias (R,), and whether a ReLU follows."""
+
+    weight: Tensor
+    bias: Tensor
+    relu: bool
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """From pooled features (B, F) to (B, R)."""
+        found = nn.functional.linear(features, self.weight, self.bias)
+        return torch.relu(found) if self.relu else found
 
 
 @final
@@ -26,6 +42,8 @@ class PoolingHead(nn.Module):
         standardise: normalise each feature over images instead, as a batch norm without factor and shift does; `folded`
             makes it part of the linear map.
         bias: of the linear map.
+        rank: so many numbers between two linear maps in place of one, R; 0: one map.
+        hidden: the same with a ReLU between them: a hidden layer.
     """
 
     def __init__(
@@ -37,30 +55,41 @@ class PoolingHead(nn.Module):
         softmax: bool,
         bias: bool,
         standardise: bool = False,
+        rank: int = 0,
+        hidden: int = 0,
     ) -> None:
         super().__init__()
         self.pool = pool
         self.softmax = softmax
+        self.relu = hidden > 0
         features = in_channels * (2 if pool == "both" else 1)
         self.norm = nn.BatchNorm1d(features, affine=False) if standardise else None
-        self.linear = nn.Linear(features, out_channels, bias=bias)
+        between = rank or hidden
+        self.inner = nn.Linear(features, between) if between else None
+        self.linear = nn.Linear(between or features, out_channels, bias=bias)
+
+    @property
+    def first(self) -> nn.Linear:
+        """The map that reads what was pooled."""
+        return self.linear if self.inner is None else self.inner
 
     @property
     def macs(self) -> int:
         """MACs for one sample."""
-        return self.linear.in_features * self.linear.out_features
+        return sum(one.in_features * one.out_features for one in {self.first, self.linear})
 
     def forward(self, x_BIHW: Tensor, peak_BI: Tensor | None = None) -> Tensor:
         """Logits (B, O) for an input (B, I, H, W); ``peak_BI`` is its maximum over space, if known already."""
         features_BF = self.pooled(x_BIHW, peak_BI)
         if self.softmax:
             features_BF = torch.softmax(features_BF, dim=1)
-        elif self.norm is not None:
-            if torch.onnx.is_in_onnx_export():  # which has no batch norm of what was joined
-                return nn.functional.linear(features_BF, *self.folded())
-            features_BF = self.norm(features_BF)
-        logits_BO: Tensor = self.linear(features_BF)
-        return logits_BO
+        if self.norm is not None and torch.onnx.is_in_onnx_export():  # which has no batch norm of what was joined
+            found = nn.functional.linear(features_BF, *self.folded())
+        else:
+            found = self.first(features_BF if self.norm is None else self.norm(features_BF))
+        if self.inner is not None:
+            found = self.linear(torch.relu(found) if self.relu else found)
+        return found
 
     def pooled(self, x_BIHW: Tensor, peak_BI: Tensor | None = None) -> Tensor:
         """What the head sees of its input, (B, F)."""
@@ -72,22 +101,26 @@ class PoolingHead(nn.Module):
     def narrowed(self, filters_O: Tensor, inputs_I: Tensor) -> dict[str, Tensor]:
         """The state of a head for fewer filters and inputs (bool): what leaves is always zero in its input."""
         state = {key: value.clone() for key, value in self.state_dict().items()}
-        inputs_F = torch.cat([inputs_I] * (self.linear.in_features // len(inputs_I)))
-        weight_OF = state["linear.weight"][filters_O]
-        if "linear.bias" in state:
-            state["linear.bias"] = state["linear.bias"][filters_O]
+        inputs_F = torch.cat([inputs_I] * (self.first.in_features // len(inputs_I)))
+        first = "linear" if self.inner is None else "inner"
         if self.norm is not None and not bool(inputs_F.all()):
             gone_F = -state["norm.running_mean"] / (state["norm.running_var"] + self.norm.eps).sqrt()
-            state["linear.bias"] += weight_OF[:, ~inputs_F] @ gone_F[~inputs_F]
+            state[f"{first}.bias"] += state[f"{first}.weight"][:, ~inputs_F] @ gone_F[~inputs_F]
         for key in ("norm.running_mean", "norm.running_var"):
             if key in state:
                 state[key] = state[key][inputs_F]
-        state["linear.weight"] = weight_OF[:, inputs_F]
+        state[f"{first}.weight"] = state[f"{first}.weight"][:, inputs_F]
+        for key in ("linear.weight", "linear.bias"):
+            if key in state:
+                state[key] = state[key][filters_O]
         return state
 
     def folded(self) -> tuple[Tensor, Tensor | None]:
-        """Weight (O, F) and bias (O,) of the linear map with the standardisation, as it is in eval mode, in it."""
-        weight, bias = self.linear.weight, self.linear.bias
+        """Weight (O, F) and bias (O,) of the first map with the standardisation, as it is in eval mode, in it.
+
+        (R, F) and (R,) where there are two maps.
+        """
+        weight, bias = self.first.weight, self.first.bias
         if self.norm is None:
             return weight, bias
         mean_F, var_F = self.norm.running_mean, self.norm.running_var

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, fx, nn
@@ -133,11 +133,12 @@ class _Walk:
             yield chunk.own[self._named[x]]
 
     def pairs(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of each chunk what the own network gives a call, and what the original makes of its own."""
+        """Of each chunk what the own network gives a batch norm, and what the original's makes of its own."""
         node = self.nodes[number]
+        norm, x = self._dense.module.get_submodule(str(node.target)), node.all_input_nodes[0]
         for chunk in self._at(number):
-            self._dense.env = chunk.dense
-            yield chunk.own[node.all_input_nodes[0]], self._dense.run_node(node)
+            # As a norm alone: those of some packages hold the activation that follows, which must not come twice.
+            yield chunk.own[x], nn.BatchNorm2d.forward(cast(nn.BatchNorm2d, norm), chunk.dense[x])
 
     def _at(self, number: int) -> Iterator[_Chunk]:
         for place, chunk in enumerate(self._chunks):

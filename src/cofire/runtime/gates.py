@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from cofire.graph.graph import Graph
 from cofire.graph.ops import Op as Call
 from cofire.graph.units import Site, Unit
 from cofire.runtime.building import Builder
-from cofire.runtime.program import Conv, Gate, Group, Head, Pool
+from cofire.runtime.program import Cat, Conv, Gate, Group, Head, Pool, Softmax
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class LoweredGates:
         answers: call that such a module's second output stands in for, where it does not run -> that module, and a gate
             that is on where the call runs.
         choices: call whose head reads what another head chooses -> the gate with that one.
+        inners: call whose head has two maps -> that head.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -40,6 +41,7 @@ class LoweredGates:
     looks: dict[str, nn.Module] = field(default_factory=dict)
     answers: dict[str, tuple[nn.Module, Gate]] = field(default_factory=dict)
     choices: dict[str, Gate] = field(default_factory=dict)
+    inners: dict[str, LinearHead] = field(default_factory=dict)
 
     def add(self, graph: Graph, name: str, units: tuple[Unit, ...], head: LinearHead) -> None:
         """A group of units that ``head`` decides for."""
@@ -56,6 +58,8 @@ class LoweredGates:
         if head.choice is not None:
             self.choices[first] = Gate(group=len(self.groups), head=_program_head(head.choice))
             self.groups.append(Group(name=f"gates.{name}", filters=len(head.choice.weight)))
+        if head.inner is not None:
+            self.inners[first] = head
 
 
 def lower_gates(gated: GatedModel, graph: Graph) -> LoweredGates:
@@ -107,18 +111,50 @@ def _program_head(head: LinearHead) -> Head:
     )
 
 
+_ONE_PIXEL: dict[str, Any] = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
+
+
 def after_choice(builder: Builder, gate: Gate, choice: Gate, buffer: int, name: str) -> Gate:
     """The gate with a head that reads what ``choice`` chooses on a buffer: ones and zeros, by a conv without inputs."""
     assert gate.head is not None
     assert choice.head is not None
     rows, channels = len(choice.head.weight), builder.buffers[buffer][0]
-    window: dict[str, Any] = {"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0, 0, 0), "dilation": (1, 1)}
-    one_pixel = {**window, "op": "avg", "include_pad": False, "adaptive": True}
-    plain = {**window, "groups": 1, "residual": False, "act": "none", "slope": 0.0}
     weights: dict[str, Any] = {"weight": torch.zeros(rows, channels, 1, 1), "bias": torch.ones(rows).double()}
-    pooled = builder.emit(Pool, f"{name}_mean", (buffer,), (channels,), **one_pixel)
-    chosen = builder.emit(Conv, f"gates.{name}", (pooled,), (rows,), choice, **plain, **weights)
+    pooled = _pooled(builder, "avg", buffer, name)
+    chosen = _mapped(builder, pooled, name, choice, act="none", **weights)
     return dataclasses.replace(gate, head=dataclasses.replace(gate.head, src=chosen))
+
+
+def after_inner(builder: Builder, gate: Gate, head: LinearHead, buffer: int, name: str) -> Gate:
+    """The gate with a head that reads what the first of its two maps makes of a buffer: poolings, then a conv."""
+    assert gate.head is not None
+    assert head.inner is not None
+    ops: dict[str, tuple[Literal["max", "avg"], ...]] = {"max": ("max",), "avg": ("avg",), "both": ("max", "avg")}
+    if head.pool not in ops:
+        raise CompileError(f"a head of two maps must pool by {', '.join(ops)}, got {head.pool}, at {name!r}")
+    parts = tuple(_pooled(builder, op, buffer, name) for op in ops[head.pool])
+    features = sum(builder.buffers[part][0] for part in parts)
+    seen = parts[0] if len(parts) == 1 else builder.emit(Cat, f"{name}_pooled", parts, (features,))
+    if head.softmax:
+        seen = builder.emit(Softmax, f"{name}_softmax", (seen,), (features,), ways=features, log=False)
+    weight, bias = copied(head.inner.weight)[:, :, None, None], copied(head.inner.bias).double()
+    act = "relu" if head.inner.relu else "none"
+    inner = _mapped(builder, seen, name, None, act=act, weight=weight, bias=bias)
+    plain = dataclasses.replace(gate.head, src=inner, pool="max", softmax=False)  # one pixel is its own maximum
+    return dataclasses.replace(gate, head=plain)
+
+
+def _pooled(builder: Builder, op: Literal["max", "avg"], buffer: int, name: str) -> int:
+    """A buffer's channels, each as one number."""
+    attrs = {**_ONE_PIXEL, "op": op, "include_pad": False, "adaptive": True}
+    name = f"{name}_{'mean' if op == 'avg' else op}"
+    return builder.emit(Pool, name, (buffer,), (builder.buffers[buffer][0],), **attrs)
+
+
+def _mapped(builder: Builder, buffer: int, name: str, gate: Gate | None, *, weight: Tensor, **attrs: Any) -> int:
+    """A linear map of a buffer of one pixel."""
+    attrs = {**_ONE_PIXEL, "groups": 1, "residual": False, "slope": 0.0, "weight": weight, **attrs}
+    return builder.emit(Conv, f"gates.{name}", (buffer,), (len(weight),), gate, **attrs)
 
 
 def copied(weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from cofire.graph.ops import Op as Call
 from cofire.graph.tracing import norm_activates
 from cofire.runtime.elementwise import Bend, Cut, Scaling, Slopes, recognised
-from cofire.runtime.gates import after_choice, copied
+from cofire.runtime.gates import after_choice, after_inner, copied
 from cofire.runtime.lowered_ids import AbstractLowering, as_map, of_both, of_one
 from cofire.runtime.maps import (
     REDUCTIONS,
@@ -127,6 +127,9 @@ class AbstractCalls(AbstractLowering):
         if n.name in self.choices:
             choice = self.choices[n.name]
             self.gates[n.name] = after_choice(self.builder, self.gates[n.name], choice, buffer, self.layers[n.name])
+        if n.name in self.inners:
+            head = self.inners[n.name]
+            self.gates[n.name] = after_inner(self.builder, self.gates[n.name], head, buffer, self.layers[n.name])
         return self.builder.emit(
             Conv,
             self.layers[n.name],

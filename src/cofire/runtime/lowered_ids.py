@@ -45,8 +45,9 @@ class AbstractLowering(Walk):
         self.extra_traceback = False  # our errors name the call themselves
         self.calls = {call.name: call for call in graph.ops}
         self.gates, self.shifts, self.looks = dict(gates.of_call), gates.shifts, gates.looks
-        self.choices, self.answers = gates.choices, gates.answers
+        self.answers = gates.answers
         self.looked: dict[nn.Module, list[Output]] = {}  # what modules that see the image gave
+        self.choices, self.inners = gates.choices, gates.inners
         own = "" if inside is None else "gates."  # apart from the network's layers, whatever those are called
         self.layers = {op.name: own + name for name, op in graph.layers.items()}
         self.builder: Builder = Builder(set(self.layers.values())) if inside is None else inside.builder

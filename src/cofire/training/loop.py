@@ -137,6 +137,8 @@ class _Run:
         self.teacher = None if teacher is None else copy.deepcopy(teacher).eval().to(self.accelerator.device)
         if self.teacher is not None:
             to_channels_last(self.teacher)
+            for part in self.parts:
+                self.teacher = part.gates.taught_by(self.teacher)
         optimizer = torch.optim.SGD(parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
         self.wrapped, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.folder = CheckpointFolder(out / "checkpoints") if out else None

@@ -152,6 +152,9 @@ class _Slicer:
 
     def _replace_gated(self, conv: fx.Node) -> None:
         group, x = self.groups[conv.name], conv.all_input_nodes[0]
+        module = self.backbone.get_submodule(str(conv.target))
+        if not isinstance(module, nn.Conv2d):
+            raise ConfigError(f"unit {conv.target!r}: weights are sliced for convs alone, not for {module}")
         if group not in self.rows:
             self.rows[group] = self.calls.call_function(_ask, (self.active, group, x, self.holds.get(x)))
         rows = self.rows[group]

@@ -205,7 +205,7 @@ class _Rules:
         reasons = {
             conv.module: next((pinned[root] for root in root_of[ids(op.own)].tolist() if root in pinned), _TOO_SMALL)
             for op, conv in layers
-            if op.kind == "conv" and not any(conv.module in group.filters for group in groups.values())
+            if op.is_conv and not any(conv.module in group.filters for group in groups.values())
         }
         return Channels(self.graph, groups, reasons, channel_of_root[root_of])
 
@@ -223,7 +223,7 @@ def _places(root_of: Tensor, owned: list[Tensor]) -> dict[int, list[int]]:
 
 
 def _has_map(op: Op) -> bool:
-    return op.kind == "conv" and max(op.shape[1:]) > 1
+    return op.is_conv and max(op.size) > 1
 
 
 def _fresh(name: str, taken: Iterable[str]) -> str:

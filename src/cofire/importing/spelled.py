@@ -28,8 +28,8 @@ def spelled_out(graph: fx.Graph) -> None:
             for out, x, options in _gelus(node):
                 _replace(graph, out, F.gelu, (x,), options)
                 break
-        elif node.target in (operator.mul, torch.mul) and (x := _times_its_sigmoid(node)) is not None:
-            _replace(graph, node, F.silu, (x,), {})
+        elif node.target in (operator.mul, torch.mul) and (same := _times_its_sigmoid(node)) is not None:
+            _replace(graph, node, F.silu, (same,), {})
         elif node.target in (operator.truediv, torch.div) and (found := _unit_length(node)) is not None:
             _replace(graph, node, F.normalize, found, {})
     for node in reversed(graph.nodes):

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 import cofire
 from cofire import FTWT, L1, ConfigError, FileError, TraceError, create_backbone, gate, load, mask_loss, prune, save
 from cofire.cli import app, main
-from cofire.data.decoding import middle
 from cofire.files.card import Card
+from cofire.runtime.classify import pixels_of
 
 NEEDS_ZOO = pytest.mark.skipif(bool(zoo.why_not), reason=zoo.why_not)
 
@@ -176,11 +176,8 @@ def test_cofire_run_shows_a_network_what_eval_shows_it(size: tuple[int, int], tm
     image = pytest.importorskip("PIL.Image")
     picture = image.effect_noise(size, 60).convert("RGB")
     picture.save(tmp_path / "a.png")
-    from cofire.data.decoding import decode
-
     by_eval = cofire.data.folder(tmp_path, size=14, labelled=False).pixels_NCHW
-    by_run, _ = decode([("a.png", tmp_path / "a.png")], 14, lambda found: middle(found, 14))
-    assert torch.equal(by_eval, by_run)
+    assert torch.equal(by_eval.float() / 255, pixels_of([tmp_path / "a.png"], (3, 14, 14)))
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")

@@ -207,6 +207,18 @@ def test_activations_behind_linear_layers_compile_on_maps_and_on_tokens(act: nn.
         torch.testing.assert_close(engine(x), net(x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_map_of_one_row_keeps_its_channels_last() -> None:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = F.gelu(m.wide(m.stem(x).permute(0, 2, 3, 1)))
+        return m.fc(y.mean((1, 2)))
+
+    net = Net(forward, stem=nn.Conv2d(3, 4, (8, 1)), wide=nn.Linear(4, 12), fc=fc(12)).eval()
+    gated = gate(net, FTWT(always=True), input_shape=SHAPE).eval()
+    with torch.no_grad():
+        assert gated(images()).shape == (3, 5)
+        assert gated.masks["wide"].shape == (3, 12)
+
+
 def test_forcing_with_a_mask_of_another_width_is_refused() -> None:
     with (
         pytest.raises(ConfigError, match=r"shape \(B, 24\), got \(1, 6\)"),

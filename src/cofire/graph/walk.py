@@ -145,8 +145,7 @@ class Walk(fx.Interpreter):
         if kind not in ("activation", "pass", "lift") or len(sources) != 1 or per_channel:
             return False
         first, last = (self.channels_of(self.ids[sources[0]], dim) for dim in (1, -1))
-        known = isinstance(last, slice) or bool((last != LIVE).any())
-        return known and isinstance(first, Tensor) and bool((first == LIVE).all())
+        return _names_some(last) and not _names_some(first)
 
     def _callee(self, n: fx.Node) -> Any:
         return self.root.get_submodule(str(n.target)) if n.op == "call_module" else n.target
@@ -294,6 +293,11 @@ def _layers_run(module: nn.Module | None, path: str) -> Iterator[dict[str, Conv]
             if isinstance(layer, (_ConvNd, nn.Linear)):
                 stack.callback(layer.register_forward_hook(noting(name)).remove)
         yield found
+
+
+def _names_some(read: Tensor | slice) -> bool:
+    """Whether ids of channels name any, rather than that all of them may be non-zero."""
+    return read.start > LIVE if isinstance(read, slice) else bool((read > LIVE).any())
 
 
 def _probe(x: Tensor) -> Tensor:

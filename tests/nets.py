@@ -80,6 +80,25 @@ def inverted_net() -> Net:
     return Net(forward, **modules, bn2=bn(7), low2=conv(7, 5, 1), last=conv(5, 6), fc=fc(6))
 
 
+def channels_last_net() -> Net:
+    """Blocks as in ConvNeXt: a depthwise conv, then a norm and linear layers on maps whose channels come last."""
+
+    def block(m: Net, n: int, x: Tensor) -> Tensor:
+        layers = dict(m.named_children())
+        y = layers[f"norm{n}"](layers[f"depth{n}"](x).permute(0, 2, 3, 1))
+        y = layers[f"narrow{n}"](F.dropout(F.gelu(layers[f"wide{n}"](y)), 0.5, m.training))
+        return x + 0.5 * y.permute(0, 3, 1, 2)
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.logits(block(m, 2, block(m, 1, m.stem(x))))
+
+    modules: dict[str, nn.Module] = {"stem": nn.Conv2d(3, 6, 2, 2)}
+    for n in (1, 2):
+        modules |= {f"depth{n}": conv(6, 6, groups=6), f"norm{n}": nn.LayerNorm(6)}
+        modules |= {f"wide{n}": nn.Linear(6, 24), f"narrow{n}": nn.Linear(24, 6)}
+    return Net(forward, **modules, fc=fc(6))
+
+
 def mixed_net() -> Net:
     """Groups, shuffle, squeeze-and-excite, split and concatenation."""
 

@@ -14,7 +14,8 @@ from nets import SHAPE, Net, bn, conv, fc, gated_net, images, live_inputs, run
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cofire import DataError, TraceError, cost, mask_loss, trace
+from cofire import DataError, TraceError, compile, cost, mask_loss, trace
+from cofire.pruning.removal import removable
 
 NONE = torch.zeros(1, 8, dtype=torch.bool)
 
@@ -296,3 +297,41 @@ def test_a_forward_that_takes_more_arguments_is_called_with_images_alone() -> No
     net, x = Open(), images()
     gated = gated_net(net)
     assert torch.equal(run(gated, x, "open"), net(x))
+
+
+class Weighted(nn.Module):
+    """A module that makes a tensor in its forward, from nothing but numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x)) * torch.linspace(0.5, 2.0, 4).view(1, 4, 1, 1) + torch.tensor(0.25)
+
+
+def test_a_tensor_that_a_forward_makes_of_numbers_is_followed_and_left_off_the_model() -> None:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.weighted(F.relu(m.one(x)) * torch.tensor([0.5, 1.0, 2.0, 3.0]).view(1, 4, 1, 1))
+        return m.logits(F.relu(m.two(y)))
+
+    net = Net(forward, one=conv(3, 4), weighted=Weighted(), two=conv(4, 6), fc=fc(6)).eval()
+    before = set(vars(net))
+    gated, x = gated_net(net), images()
+    assert set(vars(net)) == before
+    assert {unit.name for unit in gated.units if unit.gated} == {"one", "weighted.conv", "two"}
+    with torch.no_grad(), gated.force("open"):
+        assert torch.equal(gated(x), net(x))
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(gated)(x), gated(x))
+        torch.testing.assert_close(compile(net, SHAPE)(x), net(x), rtol=1e-4, atol=1e-5)
+
+
+def test_prune_leaves_channels_that_meet_such_a_tensor() -> None:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = F.relu(m.one(x)) * torch.tensor([0.5, 1.0, 2.0, 3.0]).view(1, 4, 1, 1)
+        return m.logits(F.relu(m.two(y)))
+
+    found = removable(Net(forward, one=conv(3, 4), two=conv(4, 6), fc=fc(6)).eval(), SHAPE)
+    assert found.reasons["one"] == "mul (mul) has a tensor of its own (constant)"
+    assert "two" in found.groups

@@ -273,7 +273,7 @@ def test_weights_of_other_shape_are_refused_and_leave_the_model_alone(tmp_path: 
 
 def test_missing_and_unexpected_keys_are_named(tmp_path: Path) -> None:
     path = save(tmp_path / "w.safetensors", {"conv1.weight": torch.zeros(16, 3, 3, 3), "extra": torch.zeros(1)})
-    text = "does not fit this CifarResNet; missing: bn1.weight, .* and 93 more; unexpected: extra"
+    text = "does not fit resnet20; missing: bn1.weight, .* and 93 more; unexpected: extra"
     with pytest.raises(FileError, match=text):
         load_weights(small(), path)
 

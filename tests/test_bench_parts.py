@@ -167,6 +167,13 @@ def test_heads_run_also_where_masks_are_forced(monkeypatch: pytest.MonkeyPatch) 
     assert asked == list(gated.gates)
 
 
+@torch.no_grad()
+def test_groups_that_are_the_same_for_every_image_are_sliced_too() -> None:
+    gated = tiny_gated(fixed={"layer1.0.conv1": (0, 2, 3)}).eval()
+    x = images(1, gated.graph.input_shape)
+    torch.testing.assert_close(Sliced(gated)(x), gated(x), rtol=1e-3, atol=1e-4)
+
+
 def test_slicing_takes_one_image_and_masks_before_the_addition() -> None:
     with pytest.raises(ConfigError, match="one image at a time, got a batch of 2"):
         Sliced(tiny_gated())(images(2, (1, 8, 8)))

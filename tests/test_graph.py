@@ -645,6 +645,27 @@ def test_an_input_shape_the_model_does_not_run_on_is_a_trace_error(shape: tuple[
         gated_net(net, shape)
 
 
+def test_a_model_that_does_not_run_at_a_size_is_not_blamed_on_tracing() -> None:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        y = m.one(x)
+        if y.shape[2] != 8:
+            raise ValueError("eight rows are needed")
+        return m.logits(F.relu(y))
+
+    net = Net(forward, one=conv(3, 8), fc=fc(8)).train()
+    with pytest.raises(TraceError, match=r"does not run on images of shape \(3, 6, 6\): eight rows are needed") as told:
+        trace(net, (3, 6, 6))
+    assert net.training
+    assert "Ways out" not in str(told.value)
+
+
+def test_what_torch_fx_adds_to_an_error_is_left_out() -> None:
+    net = Net(lambda m, x: m.fc(torch.flatten(F.relu(m.one(x)), 1)), one=conv(3, 8), fc=fc(8 * 64))
+    with pytest.raises(TraceError, match="mat1 and mat2 shapes cannot be multiplied") as told:
+        trace(net, (3, 4, 4))
+    assert len(str(told.value).splitlines()) == 2
+
+
 @pytest.mark.parametrize("shape", [(3, 8), (3, 0, 8), (0, 8, 8)])
 def test_an_input_shape_that_is_no_image_is_a_trace_error(shape: tuple[int, ...]) -> None:
     with pytest.raises(TraceError, match=r"input_shape must be \(C, H, W\) with positive sizes, got"):

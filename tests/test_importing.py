@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 import warnings
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from laws.test_compiles import Detector, randomised
 from nets import gated_net, images, randomise
 from small import tiny_plain
 from torch import Tensor, nn
@@ -113,6 +115,54 @@ def test_a_program_of_torch_export_computes_what_its_network_does(name: str) -> 
     check(engine, model, shape)
     x = images(2, shape)
     assert tree_flatten(engine(x))[1] == tree_flatten(model(x))[1]  # a dict stays a dict
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_silu_that_a_file_spells_out_is_one_op_with_its_conv(turned: bool, tmp_path: Path) -> None:
+    class Spelled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x)
+            return torch.sigmoid(y) * y if turned else F.silu(y)
+
+    path = write(Spelled().eval(), SHAPE, tmp_path / "silu.onnx")
+    assert {node.op_type for node in onnx.load(path).graph.node} == {"Conv", "Sigmoid", "Mul"}
+    engine = cofire.compile(path, SHAPE, limits=QUICK)
+    assert len(engine.profile(images(1, SHAPE)).names) == 1
+
+
+def test_a_detector_through_a_file_is_off_by_rounding_alone(tmp_path: Path) -> None:
+    """Its weights let numbers grow, so that float32 itself is off by 1e-4 for some images: float64 says by how much."""
+    model, x = randomised(Detector()), images(60, (3, 32, 32))
+    path = write(model, (3, 32, 32), tmp_path / "model.onnx", input_names=["x"], dynamic_axes={"x": {0: "batch"}})
+    with torch.no_grad():
+        exact, single = copy.deepcopy(model).double()(x.double()), model(x)
+
+    def off(outputs: Any) -> float:
+        pairs = zip(outputs, exact, strict=True)
+        return float(torch.stack([(one - other).abs().flatten(1).amax(1) for one, other in pairs]).amax(0).median())
+
+    as_module = off(cofire.compile(model, (3, 32, 32), limits=QUICK)(x))
+    as_file = off(cofire.compile(path, limits=QUICK)(x))
+    assert 1e-6 < off(single) < 1e-3
+    assert as_module < 5 * off(single)  # Winograd rounds more than sums in order do
+    assert as_file < 2 * as_module
+
+
+def test_a_product_with_the_sigmoid_of_something_else_stays_one(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv2d(3, 5, 3), nn.Conv2d(3, 5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.one(x) * torch.sigmoid(self.two(x))
+
+    model = Scaled().eval()
+    check(cofire.compile(write(model, SHAPE, tmp_path / "scaled.onnx"), SHAPE, limits=QUICK), model, SHAPE)
 
 
 @pytest.mark.parametrize("opset", [11, 13])

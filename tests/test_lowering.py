@@ -807,3 +807,14 @@ def test_no_change_of_a_byte_goes_unnoticed(written: tuple[Path, Program]) -> No
         # Only what a header means can change without contradiction, such as a name.
         assert place < end
         assert len(found.ops) == len(program.ops)
+
+
+def test_ops_of_one_call_are_numbered() -> None:
+    """Hundreds of ops that one call needs had as many underscores in their names."""
+
+    def forward(m: Net, x: Tensor) -> Tensor:
+        return m.fc(F.hardtanh(m.one(x), -1.0, 3.0).mean((2, 3)))
+
+    names = [op.name for op in lower(Net(forward, one=conv(3, 4), fc=fc(4)).eval(), SHAPE).ops]
+    assert [name for name in names if "hardtanh" in name][-1].startswith("hardtanh#")
+    assert not any(name.endswith("_") for name in names)

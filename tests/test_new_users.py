@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import patterns
@@ -14,15 +15,15 @@ import torch
 import torch.nn.functional as F
 import zoo
 from nets import SHAPE, Net, conv, fc, gated_net, images, option_a_net, run
-from small import ROOT, tiny_gated, tiny_plain
+from small import ROOT, digest, tiny_gated, tiny_plain
 from torch import nn
 from typer.testing import CliRunner
 
 import cofire
 from cofire import FTWT, L1, ConfigError, FileError, TraceError, create_backbone, gate, load, mask_loss, prune, save
-from cofire.cli import app
-from cofire.data.decoding import middle
+from cofire.cli import app, main
 from cofire.files.card import Card
+from cofire.runtime.classify import pixels_of
 
 NEEDS_ZOO = pytest.mark.skipif(bool(zoo.why_not), reason=zoo.why_not)
 
@@ -44,9 +45,17 @@ def test_weights_with_other_classes_are_taken_with_a_new_head_or_the_way_is_name
         assert key in head or torch.equal(found.state_dict()[key], tensor)
 
 
+def test_a_network_gets_as_many_classes_as_its_weights_have(tmp_path: Path) -> None:
+    trained = create_backbone("resnet8_digits", num_classes=3)
+    torch.save(trained.state_dict(), tmp_path / "mine.pth")
+    found = create_backbone("resnet8_digits", weights=tmp_path / "mine.pth")
+    assert found.spec.args["num_classes"] == 3
+    assert digest(found) == digest(trained)
+
+
 def test_a_new_head_does_not_hide_weights_of_another_network(tmp_path: Path) -> None:
     save(create_backbone("resnet8_digits"), tmp_path)
-    with pytest.raises(FileError, match="does not fit this"):
+    with pytest.raises(FileError, match="does not fit resnet20;"):
         create_backbone("resnet20", num_classes=3, weights=tmp_path / "model.safetensors", new_head=True)
 
 
@@ -167,11 +176,8 @@ def test_cofire_run_shows_a_network_what_eval_shows_it(size: tuple[int, int], tm
     image = pytest.importorskip("PIL.Image")
     picture = image.effect_noise(size, 60).convert("RGB")
     picture.save(tmp_path / "a.png")
-    from cofire.data.decoding import decode
-
     by_eval = cofire.data.folder(tmp_path, size=14, labelled=False).pixels_NCHW
-    by_run, _ = decode([("a.png", tmp_path / "a.png")], 14, lambda found: middle(found, 14))
-    assert torch.equal(by_eval, by_run)
+    assert torch.equal(by_eval.float() / 255, pixels_of([tmp_path / "a.png"], (3, 14, 14)))
 
 
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
@@ -189,3 +195,52 @@ def test_the_c_example_says_that_a_compiled_program_normalises_by_itself() -> No
         assert "pixels in [0, 1]" in text
         assert "normalises by itself" in text
         assert "normalised as in training" not in text
+
+
+# What is named on the command line is not what it should be
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `cofire` says of something that a user can fix."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["cofire", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_folder_in_place_of_a_program_or_a_picture_is_told_with_the_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder, program = str(tmp_path / "run"), str(tmp_path / "small.cofire")
+    save(tiny_plain(), run_folder)
+    cofire.compile(tiny_plain()).save(program)
+    assert f"of a run: cofire compile {run_folder} -o NAME.cofire" in said(capsys, "serve", run_folder)
+    assert f"name its pictures, e.g. {tmp_path}/*.jpg" in said(capsys, "run", program, str(tmp_path))
+    (tmp_path / "text.jpg").write_text("no picture")
+    found = said(capsys, "run", program, str(tmp_path / "text.jpg"))
+    assert "must be a JPEG, PNG or the like" in found
+    assert "recipe" not in found
+
+
+def test_what_holds_no_model_is_told_with_what_makes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = said(capsys, "compile", "timm:resnet18", "-o", str(tmp_path / "x.cofire"))
+    assert "timm:resnet18 holds no model: it has no config.json" in found
+    assert "`cofire speedup`" in found
+
+
+def test_a_file_that_is_no_weights_does_not_pass_on_advice_to_run_it(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    path.write_text("no weights")
+    with pytest.raises(FileError, match=r"torch\.save\(model\.state_dict\(\), FILE\)") as told:
+        create_backbone("resnet8_digits", weights=path)
+    assert "weights_only" not in str(told.value)
+
+
+def test_tables_in_a_log_are_wide_enough_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    save(gate(create_backbone("mobilenet_v2", width=0.25), FTWT()), tmp_path)
+    found = CliRunner().invoke(app, ["info", str(tmp_path)]).stdout
+    assert "features.17" in found
+    assert "…" not in found

@@ -46,7 +46,7 @@ from cofire.runtime.classify import classify
 from cofire.runtime.engine import Precision, load_program
 from cofire.runtime.program_file import read as read_program
 from cofire.serving.command import serve
-from cofire.shell import AsJson, show
+from cofire.shell import AsJson, output, show
 from cofire.shell import run as call
 from cofire.shift.command import shift
 from cofire.speedup.command import speedup
@@ -64,7 +64,7 @@ app = typer.Typer(
     "`cofire compile runs/a -o a.cofire`, `cofire run a.cofire PICTURE`, `cofire bench runs/a`.\n\n"
     "Exit codes: 0 done, 2 something you can fix (the message says what), 130 interrupted.",
 )
-out = Console()
+out = output()
 
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe, a TOML file; see the folder recipes/.", metavar="RECIPE")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run that `cofire train` made.", metavar="RUN")]

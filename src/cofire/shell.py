@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -17,12 +18,23 @@ from cofire.errors import CofireError
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")]
 
 
+WIDE = 160  # characters: no table needs more
+
+
+def output() -> Console:
+    """Standard output; where no terminal says how wide it is, wide enough for tables."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDE
+    return console
+
+
 def show(as_json: bool, machine: Any, human: Any) -> None:
     """One result, for machines or for people."""
     if as_json:
         typer.echo(json.dumps(machine, indent=2))
     else:
-        Console().print(human, markup=False)
+        output().print(human, markup=False)
 
 
 def run(app: Callable[[], Any]) -> None:

@@ -53,7 +53,7 @@ MODELS = [
     Model("torchvision/regnet_y_400mf"),
     Model("torchvision/efficientnet_b0"),
     Model("torchvision/efficientnet_v2_s", 32),
-    Model("torchvision/convnext_tiny", 64, refused="no activation comes after it"),
+    Model("torchvision/convnext_tiny"),
     Model("torchvision/lraspp_mobilenet_v3_large", 64, SEGMENTATION),
     Model("torchvision/deeplabv3_mobilenet_v3_large", 64, SEGMENTATION),
     Model("torchvision/fcn_resnet50", 32, SEGMENTATION),
@@ -89,7 +89,8 @@ MODELS = [
     Model("timm/poolformer_s12"),
     Model("timm/starnet_s1"),
     Model("timm/efficientvit_b0"),
-    Model("timm/edgenext_xx_small", refused="no activation comes after it"),
+    Model("timm/edgenext_xx_small"),
     Model("timm/fastvit_t8"),
     Model("timm/repvit_m0_9"),
+    Model("timm/vit_tiny_patch16_224", 32, {"img_size": 32}, refused="no activation comes after it: patch_embed.proj"),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import SHAPE, Net, bn, conv, fc, images, inverted_net, option_a_net
+from nets import SHAPE, Net, bn, channels_last_net, conv, fc, images, inverted_net, option_a_net
 from pruned import unheard
 from small import digest, tiny_images, tiny_plain
 from torch import Tensor
@@ -40,7 +40,7 @@ def dense_net() -> Net:
     return net
 
 
-NETS = {"residual": option_a_net, "depthwise": inverted_net, "concat": dense_net}
+NETS = {"residual": option_a_net, "depthwise": inverted_net, "concat": dense_net, "channels last": channels_last_net}
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -60,8 +60,15 @@ def _package(name: str) -> Any:
     except Exception as error:  # torchvision beside another torch raises a RuntimeError
         package = name.partition(".")[0]
         raise ConfigError(
-            f"backbones of {package} need the package {package}, which fails to import: {error}"
+            f"backbones of {package} need the package {package}, which fails to import: {error}\n"
+            f"{_way_out(package, error)}"
         ) from error
+
+
+def _way_out(package: str, error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"Install it into this environment: pip install {package}"
+    return "It may be made for another version of torch; install torch, torchvision and timm together, in one command."
 
 
 def _check(package: str, name: str, names: Sequence[str], args: dict[str, Json]) -> None:

@@ -127,16 +127,28 @@ def create_backbone(
 
     Args:
         name: one of `list_backbones`, or ``timm:NAME`` or ``torchvision:NAME``, e.g. ``timm:resnet18``.
-        num_classes: number of logits; by default 10 for CIFAR-sized and 1000 for ImageNet-sized networks.
+        num_classes: number of logits; by default as many as ``weights`` have, without them 10 for CIFAR-sized and 1000
+            for ImageNet-sized networks.
         weights: a file or a name for `load_weights`; by default the weights are random.
         new_head: the weights are of a network with other classes: its last layer stays random here.
         args: the architecture's own arguments, such as ``width`` of the MobileNets.
     """
-    given = args if num_classes is None else {"num_classes": num_classes, **args}
-    model = _from_library(name, given) if ":" in name else _registered(name, given)
-    if weights is not None:
-        load_weights(model, weights, new_head=new_head)
+    make = _from_library if ":" in name else _registered
+    model = make(name, args if num_classes is None else {"num_classes": num_classes, **args})
+    if weights is None:
+        return model
+    if num_classes is None and not new_head and (classes := _other_classes(model, weights)) is not None:
+        model = make(name, {"num_classes": classes, **args})
+    load_weights(model, weights, new_head=new_head)
     return model
+
+
+def _other_classes(model: Backbone, path: str | Path) -> int | None:
+    """How many classes a file's network has, if they are all that keeps its weights from fitting ``model``."""
+    if str(path).startswith(PREFIX):
+        return None
+    weights = _own_names(model, Path(path))
+    return next((len(weights[key]) for key in _of_other_classes(model, weights)), None)
 
 
 def _registered(name: str, given: Mapping[str, Json]) -> Backbone:
@@ -259,9 +271,8 @@ def _check_fit(model: nn.Module, weights: Mapping[str, Tensor], path: Path, head
     problems = [f"{kind}: {_first_few(items)}" for kind, items in kinds.items() if items]
     if problems:
         hint = "; they are of a network with other classes: new_head=True keeps a fresh last layer" if head else ""
-        raise FileError(
-            f"weights file {path.name!r} does not fit this {type(model).__name__}; " + "; ".join(problems) + hint
-        )
+        network = model.spec.name if isinstance(model, Backbone) else type(model).__name__
+        raise FileError(f"weights file {path.name!r} does not fit {network}; " + "; ".join(problems) + hint)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -274,8 +285,11 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere in its parser
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise FileError(f"weights file '{path}' is truncated, damaged or holds more than tensors: {reason}") from error
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0] or type(error).__name__
+        raise FileError(
+            f"weights file '{path}' is truncated, damaged or holds more than tensors: {reason}; write it with "
+            "torch.save(model.state_dict(), FILE)"
+        ) from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping) or not all(

@@ -138,7 +138,10 @@ def _on(plan: Plan, run: Path, images: str, count: int, seed: int, card: Card | 
     except CofireError as error:
         if images:
             return _looking(plan, _images(images, shape, card), count)
-        logger.warning("timed on random pixels, for which gates decide otherwise than for pictures: %s", error)
+        logger.warning(
+            "timed on random pixels, for which gates decide otherwise than for pictures: %s; give --images FOLDER",
+            error,
+        )
         return dataclasses.replace(plan, images=_fed(card, count, shape, seed).numpy(), inputs="random")
     found = _images(images, shape, card) if images else sets.test
     return dataclasses.replace(_looking(plan, found, count), calibration=_pixels(sets.train, IMAGES, shape).numpy())

@@ -39,6 +39,7 @@ class Sliced:
             raise ConfigError(f"weights cannot be sliced where filters are scaled: {scaling[0]!r}")
         self._gated = gated
         self._forced: Mapping[str, Tensor] = {}
+        self._image = torch.zeros(1)
         backbone = copy.deepcopy(gated.backbone).eval()
         calls = _sliced_calls(gated.graph, fold_norms(copy.deepcopy(gated.graph.calls), backbone), backbone)
         self._run = fx.GraphModule(backbone, calls)
@@ -47,6 +48,7 @@ class Sliced:
     def __call__(self, x_BCHW: Tensor) -> Tensor:
         if len(x_BCHW) != 1:
             raise ConfigError(f"weights are sliced for one image at a time, got a batch of {len(x_BCHW)}")
+        self._image = x_BCHW
         logits: Tensor = self._run(x_BCHW, self._active)
         return logits
 
@@ -62,9 +64,11 @@ class Sliced:
     def _active(self, group: str, x_BIHW: Tensor, rows: Rows) -> Tensor:
         """Active filters of a group, int64; the head is asked in any case."""
         channels = self._gated.gates.sites[group].units[0].in_channels
-        on_BO = self._heads[group].chosen(
-            x_BIHW, self._gated.threshold or 0.0, lambda x_BI: _widened(x_BI, rows, channels)
-        )
+        head, threshold = self._heads[group], self._gated.threshold or 0.0
+        if head.source is not None:
+            on_BO = head.chosen(head.source(self._image), threshold)
+        else:
+            on_BO = head.chosen(x_BIHW, threshold, lambda x_BI: _widened(x_BI, rows, channels))
         return self._forced.get(group, on_BO[0]).nonzero()[:, 0]
 
 
@@ -152,6 +156,9 @@ class _Slicer:
 
     def _replace_gated(self, conv: fx.Node) -> None:
         group, x = self.groups[conv.name], conv.all_input_nodes[0]
+        module = self.backbone.get_submodule(str(conv.target))
+        if not isinstance(module, nn.Conv2d):
+            raise ConfigError(f"unit {conv.target!r}: weights are sliced for convs alone, not for {module}")
         if group not in self.rows:
             self.rows[group] = self.calls.call_function(_ask, (self.active, group, x, self.holds.get(x)))
         rows = self.rows[group]

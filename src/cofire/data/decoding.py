@@ -53,7 +53,11 @@ def cache_root() -> Path:
 
 
 def decode(
-    pictures: Sequence[tuple[str, Path | bytes]], size: int, fit: Fit, unreadable: Literal["error", "skip"] = "error"
+    pictures: Sequence[tuple[str, Path | bytes]],
+    size: int,
+    fit: Fit,
+    unreadable: Literal["error", "skip"] = "error",
+    way_out: str = SKIP,
 ) -> tuple[Tensor, Tensor]:
     """Pixels of encoded pictures, uint8 (N, 3, size, size), and which of them they are, int64 (N,).
 
@@ -62,6 +66,7 @@ def decode(
         size: height and width that ``fit`` gives, at least 1.
         fit: brings one RGB picture to size x size.
         unreadable: ``skip`` leaves out pictures that cannot be read, with a warning that counts and names them.
+        way_out: what the error about such a picture says can be done.
     """
     if size < 1:
         raise ConfigError(f"size of pictures must be at least 1, got {size}")
@@ -75,7 +80,7 @@ def decode(
                 pixels_NCHW[n] = channels_first(fit(open_rgb(content)))
             except Exception as error:  # each of Pillow's decoders has its own: OSError, SyntaxError, ...
                 if unreadable == "error":
-                    raise DataError(f"picture {name} cannot be read: {error}; {SKIP}") from error
+                    raise DataError(f"picture {name} cannot be read: {error}; {way_out}") from error
                 readable[n] = False
     if skipped := [pictures[n][0] for n in (~readable).nonzero().flatten().tolist()]:
         logger.warning("%d of %d pictures cannot be read and are left out: %s", len(skipped), len(pictures), skipped)

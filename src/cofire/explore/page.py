@@ -52,9 +52,10 @@ def build(subject: Subject) -> Any:
             with gr.Column(scale=1, min_width=280):
                 captions = [f"{macs / 1e6:.2f} M" for macs in subject.macs_N]
                 pictures = [as_picture(each) for each in subject.pixels_NCHW]
+                gr.Markdown("Cheapest to dearest, in MACs")  # not a label, which would lie on the first pictures
                 gallery = gr.Gallery(
                     list(zip(pictures, captions, strict=True)),
-                    label="Cheapest to dearest, in MACs",
+                    show_label=False,
                     object_fit="contain",
                     columns=4,
                     height=320,
@@ -62,7 +63,7 @@ def build(subject: Subject) -> Any:
                     interactive=False,
                     format="png",
                 )
-                dropped = gr.File(label=f"Or drop a picture, up to {MAX_FILE}", type="filepath", height=120)
+                dropped = gr.File(label=f"Or drop a picture, up to {MAX_FILE[:-2]} MB", type="filepath", height=120)
                 told = gr.Markdown("", elem_id="told")
                 slider = gr.Slider(
                     knob.low,

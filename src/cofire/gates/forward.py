@@ -23,7 +23,11 @@ def forward_of(graph: Graph) -> tuple[str, Callable[..., Any]]:
 
 
 def _with_gates(graph: Graph) -> fx.Graph:
-    """The calls with two more per site: decide before its first op, mask after its last."""
+    """The calls with two more per site: decide before its first op, mask after its last.
+
+    What methods are given has its channels in the first place after the batch; where the model has them last, they are
+    moved there and back.
+    """
     calls = copy.deepcopy(graph.calls)
     nodes = {node.name: node for node in calls.nodes}
     masked_of: dict[str, fx.Node] = {}
@@ -33,11 +37,17 @@ def _with_gates(graph: Graph) -> fx.Graph:
         out = nodes[site.out]
         with calls.inserting_before(nodes[site.first]):
             x = masked_of.get(site.x, nodes[site.x])
-            decision = calls.create_node("call_method", "decided", (gates, site.name, x))
-        with calls.inserting_after(out):
-            masked = calls.create_node("call_method", "masked", (gates, site.name, out, decision))
-        masked_of[site.out] = masked
-        out.replace_all_uses_with(masked, delete_user_cb=lambda user, masked=masked: user is not masked)
+            if graph[site.first].last:
+                x = calls.call_method("permute", (x, 0, 3, 1, 2))
+            decision = calls.call_method("decided", (gates, site.name, x))
+        last = graph[site.out].last
+        with calls.inserting_before(out.next):
+            y = calls.call_method("permute", (out, 0, 3, 1, 2)) if last else out
+            masked = calls.call_method("masked", (gates, site.name, y, decision))
+            back = calls.call_method("permute", (masked, 0, 2, 3, 1)) if last else masked
+        masked_of[site.out] = back
+        first = y if last else masked
+        out.replace_all_uses_with(back, delete_user_cb=lambda user, first=first: user is not first)
     return calls
 
 

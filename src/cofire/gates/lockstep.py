@@ -62,7 +62,7 @@ def _refit(walk: _Walk, graph: Graph, choose: Choose, text: str) -> None:
     with progress(text) as bar:
         for number, node in enumerate(bar.track(walk.nodes, description=text)):
             if (site := firsts.get(node.name)) is not None:
-                walk.masks[site.name] = choose(site, walk.inputs(number, site.x))
+                walk.masks[site.name] = choose(site, walk.inputs(number, site))
             if node.op == "call_module" and calls[str(node.target)] == 1:
                 norm = graph.root.get_submodule(str(node.target))
                 if isinstance(norm, nn.BatchNorm2d):
@@ -112,6 +112,7 @@ class _Walk:
         self._folder = folder
         self.nodes = list(graph.calls.nodes)
         self.masks: dict[str, Tensor] = {}
+        self._graph = graph
         self._lasts = {site.out: site.name for site in graph.sites}
         self._named = {node.name: node for node in self.nodes}
         self._own, self._dense = (
@@ -127,10 +128,12 @@ class _Walk:
             self._chunks.append(_Chunk(rows, self._start, {image: batch}, {image: batch}))
             self._images += len(batch)
 
-    def inputs(self, number: int, x: str) -> Iterator[Tensor]:
-        """What the own network has made of each chunk in the value ``x``, before a call."""
+    def inputs(self, number: int, site: Site) -> Iterator[Tensor]:
+        """What the own network has made of each chunk at a site, (B, I, H, W), before the site's first call."""
+        last = self._graph[site.first].last
         for chunk in self._at(number):
-            yield chunk.own[self._named[x]]
+            x = chunk.own[self._named[site.x]]
+            yield x.movedim(-1, 1) if last else x
 
     def pairs(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Of each chunk what the own network gives a batch norm, and what the original's makes of its own."""
@@ -161,7 +164,8 @@ class _Walk:
                 if network is self._own and (site := self._lasts.get(node.name)) is not None:
                     mask_NO = self.masks[site]
                     mask_BO = mask_NO if len(mask_NO) == 1 else mask_NO[chunk.rows]
-                    env[node] = env[node] * mask_BO[:, :, None, None].to(env[node].dtype)
+                    spread = mask_BO[:, None, None] if self._graph[node.name].last else mask_BO[:, :, None, None]
+                    env[node] = env[node] * spread.to(env[node].dtype)
                 for unused in network.user_to_last_uses.get(node, ()):
                     env.pop(unused, None)
         return _Chunk(chunk.rows, number, own, dense)

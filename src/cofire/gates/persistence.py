@@ -72,6 +72,11 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        raise FileError(
+            f"{path.parent} holds no model: it has no config.json; `cofire train`, `cofire speedup` and cofire.save "
+            "make such folders"
+        )
     config = read_json(path)
     if not isinstance(config, Mapping) or config.get("format") != MODEL_FORMAT:
         found = config.get("format") if isinstance(config, Mapping) else config

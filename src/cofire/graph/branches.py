@@ -57,4 +57,4 @@ def ancestors(graph: Graph, op: Op) -> set[str]:
 
 def num_convs(graph: Graph, names: Iterable[str]) -> int:
     """How many of some ops are convs."""
-    return sum(graph[name].kind == "conv" for name in names)
+    return sum(graph[name].is_conv for name in names)

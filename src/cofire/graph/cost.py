@@ -120,7 +120,7 @@ def expected_macs(
 
 def site_size(graph: Graph, site: Site) -> tuple[int, ...]:
     """(H, W) of the output that a site masks."""
-    return graph[site.out].shape[1:]
+    return graph[site.out].size
 
 
 def _named(graph: Graph, masks: Mapping[str, object]) -> dict[str, Site]:

@@ -47,6 +47,18 @@ def _where(frames: traceback.StackSummary) -> str:
     return f"{theirs[-1].filename}:{theirs[-1].lineno}" if theirs else ""
 
 
+class Constant:
+    """What gives a tensor that a forward makes without its input: the same at each call."""
+
+    __name__ = "constant"
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value.detach()
+
+    def __call__(self) -> Tensor:
+        return self.value
+
+
 class _Proxy(fx.Proxy):
     """A proxy that may be used where Python needs a value."""
 
@@ -114,6 +126,13 @@ class Follower(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return super().is_leaf_module(m, module_qualified_name) or m in self.whole
+
+    def create_arg(self, a: Any) -> Any:
+        """A tensor that a forward makes of numbers is a call of its own: torch.fx would write it on the model."""
+        made_here = isinstance(a, Tensor) and not isinstance(a, nn.Parameter) and a not in self.tensor_attrs
+        if made_here and not any(a is buffer for buffer in self.root.buffers()):
+            return self.create_node("call_function", Constant(a), (), {})
+        return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)

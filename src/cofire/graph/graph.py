@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from cofire.backbones.registry import Backbone
 from cofire.errors import TraceError
+from cofire.graph.following import reason
 from cofire.graph.ops import Op
 from cofire.graph.tracing import evaluating, trace_calls, trace_training_calls
 from cofire.graph.units import Site, Units
@@ -147,7 +148,7 @@ def _describe(calls: fx.Graph, root: nn.Module, input_shape: tuple[int, int, int
             walk.run(image)
     except Exception as error:
         raise TraceError(
-            f"the model does not run on images of shape {input_shape}: {error}\n"
+            f"the model does not run on images of shape {input_shape}: {reason(error)}\n"
             "Pass the shape it was made for: input_shape=(C, H, W)."
         ) from error
     return Graph(calls=calls, root=root, ops=tuple(walk.ops), input_shape=input_shape)

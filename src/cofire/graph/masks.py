@@ -74,7 +74,7 @@ class FilterMask(AbstractMask):
     kind: ClassVar[MaskKind] = "filters"
 
     def spread(self, y_BOHW: Tensor) -> Tensor:
-        return self.on.to(y_BOHW.dtype).reshape(*self.on.shape, *[1] * (y_BOHW.ndim - 2))
+        return self.on.to(y_BOHW.dtype)[(..., *[None] * (y_BOHW.ndim - 2))]  # no size, which exports would hold on to
 
     def live(self, channels: int) -> Live:
         return Live.under(self.bits)

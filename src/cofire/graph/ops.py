@@ -63,6 +63,18 @@ class Op:
     """Of a module that is one opaque call: the convs and linear layers it runs."""
     reason: str = ""
     """Why it is one opaque call, with file and line."""
+    last: bool = False
+    """Whether its channels are the last dimension of its result, as a linear layer on a map (H, W, C) has them."""
+
+    @property
+    def is_conv(self) -> bool:
+        """Whether it is a conv; a linear layer on a map is one of one tap."""
+        return self.kind == "conv" or (self.kind == "linear" and len(self.shape) == 3)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """(H, W) of its result."""
+        return self.shape[:-1] if self.last else self.shape[1:]
 
     @property
     def own(self) -> slice:

@@ -46,7 +46,17 @@ def place(
     Raises:
         NoUnitError: no unit is left to gate.
     """
-    units = _all_units(graph, placement)
+    return _placed(graph, _all_units(graph, placement), placement, filter_fn, at, head)
+
+
+def _placed(
+    graph: Graph,
+    units: list[Unit],
+    placement: Placement,
+    filter_fn: Filter | None,
+    at: At,
+    head: Callable[[list[Unit]], int],
+) -> Graph:
     units = _one_per_output(units)
     units = _share_masks(graph, units, placement)
     units = _drop_costly_heads(units, placement, head)
@@ -92,7 +102,10 @@ def place_pixels(
     Args:
         partial: `Site.partial` of a unit.
     """
-    placed = place(graph, dataclasses.replace(placement, depthwise="separate"), filter_fn, at=at, head=head)
+    placement = dataclasses.replace(placement, depthwise="separate")
+    units = _all_units(graph, placement)
+    units = [u if graph[u.conv].kind == "conv" else _open(u, "positions can be left out of convs alone") for u in units]
+    placed = _placed(graph, units, placement, filter_fn, at, head)
     sites = [dataclasses.replace(s, kind="pixels", partial=partial(s.units[0])) for s in placed.sites]
     return dataclasses.replace(placed, sites=tuple(sites))
 
@@ -107,14 +120,14 @@ def place_blocks(graph: Graph, filter_fn: Filter | None = None) -> Graph:
         NoUnitError: the model has no residual branch.
     """
     found = _all_units(graph, Placement(linear=True))
-    units = {unit.conv if graph[unit.conv].kind == "conv" else unit.name: unit for unit in found}
+    units = {unit.conv if graph[unit.conv].is_conv else unit.name: unit for unit in found}
     for op, unit in units.items():
         if op == unit.conv:
             units[op] = dataclasses.replace(unit, gated=False, reason="not in a residual branch", group=unit.name)
     branches = [branch for op in graph.ops if op.kind == "add" and (branch := branch_of(graph, op)) is not None]
     owners: dict[str, str] = {}
     for branch in branches:
-        convs = [name for name in branch.inside if graph[name].kind == "conv"]
+        convs = [name for name in branch.inside if graph[name].is_conv]
         group = common_module([units[conv].name for conv in convs])
         group = units[convs[0]].name if not group or group in owners.values() else group
         for conv in convs:
@@ -175,7 +188,7 @@ def _all_units(graph: Graph, placement: Placement) -> list[Unit]:
     """A unit for every conv, also for those inside modules that are one opaque call."""
     found = []
     for op in graph.ops:
-        if op.kind == "conv":
+        if op.is_conv:
             found.append(_unit(graph, op, placement))
         found.extend(hidden_unit(op, conv) for conv in op.inside if conv.kernel_size)
     return found
@@ -187,13 +200,14 @@ def _unit(graph: Graph, conv: Op, placement: Placement) -> Unit:
     end, activated = _unit_end(graph, conv)
     role, out, reason = _role(graph, conv, end, activated, placement)
     first_call = next(op for op in graph.ops if op.conv and op.conv.module == shape.module)
-    if not isinstance(graph.modules.get(shape.module), nn.Conv2d):
-        reason = f"{conv.what} is not an nn.Conv2d module"
+    module = nn.Conv2d if conv.kind == "conv" else nn.Linear
+    if not isinstance(graph.modules.get(shape.module), module):
+        reason = f"{conv.what} is not an nn.{module.__name__} module"
     elif sum(op.conv is not None and op.conv.module == shape.module for op in graph.ops) > 1:
         reason = "the module is called more than once; a gate belongs to one call"
     elif _is_classifier(graph, out):
         reason = "the classifier: its filters are the classes"
-    elif max(conv.shape[1:]) == 1:
+    elif max(conv.size) == 1:
         reason = "works on a 1x1 map (squeeze-and-excite or the like)"
     elif not reason and (norm := _mixing_norm(graph, conv, end)) is not None:
         reason = f"{norm.what} mixes its channels: a filter that is off would still be needed for the others"

@@ -107,6 +107,7 @@ def _traced(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
         with unchanged(model):
             graph = tracer.trace(model, concrete_args=fixed or None)
     except Exception as error:
+        _check_runs(model, input_shape)
         raise _untraceable(model, tracer.blamed(error), error) from error
     _drop_fixed_inputs(graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -116,6 +117,20 @@ def _traced(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
     _drop_identities(graph, model)
     _read_training_anew(graph, model.training)
     return graph
+
+
+def _check_runs(model: nn.Module, input_shape: tuple[int, int, int]) -> None:
+    """Raise if the model itself does not take such images: then it is not torch.fx that fails."""
+    like = next(model.parameters(), torch.zeros(1))
+    images = torch.zeros(2, *input_shape, device=like.device, dtype=like.dtype)
+    try:
+        with torch.no_grad(), evaluating(model), unchanged(model):
+            model(images)
+    except Exception as error:
+        raise TraceError(
+            f"the model does not run on images of shape {input_shape}: {reason(error)}\n"
+            "Pass the shape it was made for: input_shape=(C, H, W)."
+        ) from error
 
 
 def _whole_modules(model: nn.Module) -> set[nn.Module]:

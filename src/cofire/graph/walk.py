@@ -121,7 +121,8 @@ class Walk(fx.Interpreter):
             why = n.meta.get("opaque", "")
             self.ops.append(Op(n.name, "opaque", what, names, (), 0, 0, shape, inside=self.inside, reason=why))
             return
-        dim = -1 if kind == "linear" else 1
+        last = result.ndim > 2 and (kind == "linear" or self._keeps_last(kind, callee, sources))
+        dim = -1 if last else 1
         channels = result.shape[dim]
         first, self.num_ids = self.num_ids, self.num_ids + channels
         view = [1] * result.ndim
@@ -135,8 +136,16 @@ class Walk(fx.Interpreter):
         nonnegative = kind in ("activation", "lift") and bool((self._call(n, {0: _probe(operands[0])}) >= 0).all())
         mixes = kind == "norm" and norm_mixes(callee)
         self.ops.append(
-            Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates, nonnegative, mixes)
+            Op(n.name, kind, what, names, reads, first, channels, shape, conv, activates, nonnegative, mixes, last=last)
         )
+
+    def _keeps_last(self, kind: Kind, callee: Any, sources: list[fx.Node]) -> bool:
+        """Whether a call on elements is given a tensor whose channels are its last dimension, and no other."""
+        per_channel = isinstance(callee, nn.PReLU) and callee.num_parameters > 1
+        if kind not in ("activation", "pass", "lift") or len(sources) != 1 or per_channel:
+            return False
+        first, last = (self.channels_of(self.ids[sources[0]], dim) for dim in (1, -1))
+        return _names_some(last) and not _names_some(first)
 
     def _callee(self, n: fx.Node) -> Any:
         return self.root.get_submodule(str(n.target)) if n.op == "call_module" else n.target
@@ -284,6 +293,11 @@ def _layers_run(module: nn.Module | None, path: str) -> Iterator[dict[str, Conv]
             if isinstance(layer, (_ConvNd, nn.Linear)):
                 stack.callback(layer.register_forward_hook(noting(name)).remove)
         yield found
+
+
+def _names_some(read: Tensor | slice) -> bool:
+    """Whether ids of channels name any, rather than that all of them may be non-zero."""
+    return read.start > LIVE if isinstance(read, slice) else bool((read > LIVE).any())
 
 
 def _probe(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions that graphs spell out in many calls -> one call: GELU, found by trying, and vectors of length one."""
+"""Functions that graphs spell out in many calls -> one call: GELU, found by trying, SiLU, and vectors of length one."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ def spelled_out(graph: fx.Graph) -> None:
             for out, x, options in _gelus(node):
                 _replace(graph, out, F.gelu, (x,), options)
                 break
+        elif node.target in (operator.mul, torch.mul) and (same := _times_its_sigmoid(node)) is not None:
+            _replace(graph, node, F.silu, (same,), {})
         elif node.target in (operator.truediv, torch.div) and (found := _unit_length(node)) is not None:
             _replace(graph, node, F.normalize, found, {})
     for node in reversed(graph.nodes):
@@ -40,6 +42,14 @@ def _replace(graph: fx.Graph, out: fx.Node, function: Any, args: tuple[Any, ...]
         known = graph.call_function(function, args, options)
     known.meta.update(out.meta)
     out.replace_all_uses_with(known)
+
+
+def _times_its_sigmoid(node: fx.Node) -> fx.Node | None:
+    """The x of x * sigmoid(x), which is SiLU: files of detectors spell it out."""
+    for x, other in (node.args[:2], node.args[1::-1]):
+        if isinstance(x, fx.Node) and isinstance(other, fx.Node) and other.target is torch.sigmoid:
+            return x if other.args == (x,) else None
+    return None
 
 
 def _unit_length(node: fx.Node) -> tuple[Any, ...] | None:

@@ -76,12 +76,17 @@ class Channels:
     def units(self) -> Units:
         """Every conv; the gated ones are those whose filters can leave. Prints as a table."""
         group_of = {layer: group.name for group in self.groups.values() for layer in group.filters}
-        return Units(_unit(op, group_of, self.reasons) for op in self.graph.ops if op.kind == "conv")
+        return Units(_unit(op, group_of, self.reasons) for op in self.graph.ops if op.is_conv)
 
     @cached_property
     def called(self) -> dict[str, str]:
         """Op -> the module it calls, for those that call one."""
         return {node.name: str(node.target) for node in self.graph.calls.nodes if node.op == "call_module"}
+
+    @cached_property
+    def linear(self) -> set[str]:
+        """Linear layers: their inputs stand in the last place, those of all other layers in the first."""
+        return {op.conv.module for op in self.graph.ops if op.conv is not None and op.kind == "linear"}
 
     def kept_ids(self, masks: Mapping[str, Tensor]) -> Tensor:
         """Id -> whether it remains under ``masks``, group -> bool (O,)."""

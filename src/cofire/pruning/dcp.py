@@ -81,7 +81,7 @@ class Task:
         self.weight = layer.weight.detach()
         with torch.no_grad():
             self.output = self.run(self.weight)
-        feature_BP = _pooled(self.output)
+        feature_BP = self.read(self.output)
         self.spread = feature_BP.std().clamp(min=1e-6)
         self.classifier = _taught(feature_BP / self.spread, label_B)
 
@@ -90,11 +90,16 @@ class Task:
         other = torch.func.functional_call(self.layer, {"weight": weight}, (self.x,))
         return cast(Tensor, other)
 
+    def read(self, output: Tensor) -> Tensor:
+        """What a classifier reads, (B, P): the mean over space of what is positive."""
+        positive = F.relu(output.movedim(-1, 1) if isinstance(self.layer, nn.Linear) else output)
+        return positive.flatten(2).mean(2) if positive.ndim > 2 else positive
+
     def loss(self, weight: Tensor) -> Tensor:
         """Distance to its own output, in its variance, plus the classifier's loss."""
         output = self.run(weight)
         distance = (output - self.output).square().mean() / self.output.var().clamp(min=1e-12)
-        logits_BK = F.linear(_pooled(output) / self.spread, *self.classifier)
+        logits_BK = F.linear(self.read(output) / self.spread, *self.classifier)
         return distance + F.cross_entropy(logits_BK, self.label_B)
 
 
@@ -141,12 +146,6 @@ def _without(weight: Tensor, channel_I: Tensor) -> Tensor:
     without = weight.clone()
     without[:, channel_I >= 0] = 0
     return without
-
-
-def _pooled(output: Tensor) -> Tensor:
-    """What a classifier reads, (B, P): the mean over space of what is positive."""
-    positive = F.relu(output)
-    return positive.mean((2, 3)) if positive.ndim == 4 else positive.flatten(1)
 
 
 def _taught(feature_BP: Tensor, label_B: Tensor) -> tuple[Tensor, Tensor]:

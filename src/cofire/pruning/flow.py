@@ -50,7 +50,7 @@ def arrivals(graph: Graph, kept: Tensor) -> Arrivals:
             values[node] = _run(graph, node, values)
             continue
         sources = {source.name: source for source in node.all_input_nodes}
-        dim = -1 if op.kind == "linear" else 1
+        dim = -1 if op.last else 1
         found[op.name] = [_arrival(values[sources[name]], dim) for name in op.sources]
         values[node] = _own(op, kept, dim)
     return found

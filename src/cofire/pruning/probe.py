@@ -54,14 +54,15 @@ def factors_of_inputs(channels: Channels, factors: Mapping[str, Tensor]) -> Chan
         if channel_I is None or not bool((channel_I >= 0).any()):
             return x
         factor = table[:, channel_I.to(table.device)].to(x.dtype)
-        return x * (factor.view(len(factor), -1, 1, 1) if x.ndim == 4 else _last(factor, x))
+        return x * spread(factor, x, last=layer in channels.linear)
 
     return change
 
 
-def _last(factor: Tensor, x: Tensor) -> Tensor:
-    """Features of a linear layer stand in the last place."""
-    return factor.view(len(factor), *[1] * (x.ndim - 2), factor.shape[1])
+def spread(values_BI: Tensor, x: Tensor, *, last: bool) -> Tensor:
+    """A number for each channel of ``x``, which stand in the last place or the first, of a shape that multiplies it."""
+    ones = [1] * (x.ndim - 2)
+    return values_BI.view(len(values_BI), *ones, -1) if last else values_BI.view(*values_BI.shape, *ones)
 
 
 def scaled(model: nn.Module, channels: Channels, factors: Mapping[str, Tensor], x_BCHW: Tensor) -> Tensor:

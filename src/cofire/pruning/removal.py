@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.parametrize import is_parametrized
 
 from cofire.errors import NoUnitError, TraceError
+from cofire.graph.following import Constant
 from cofire.graph.graph import Graph, trace
 from cofire.graph.ops import DEAD, LIVE, Op
 from cofire.pruning.channels import ChannelGroup, Channels, ids
@@ -141,11 +142,11 @@ class _Rules:
             return "an addition reads it"
         node = self.nodes[op.name]
         module = self.graph.modules[str(node.target)] if node.op == "call_module" else None
-        tensors = [source for source in node.all_input_nodes if source.op == "get_attr" and self._wide(source)]
+        tensors = [source for source in node.all_input_nodes if _holds_a_tensor(source) and self._wide(source)]
         if op.conv is not None:
             return self._layer_obstacle(op, module)
         if tensors:
-            return f"{self.described(op)} has a parameter of its own ({tensors[0].target})"
+            return f"{self.described(op)} has a tensor of its own ({tensors[0].name})"
         if module is None or not module.state_dict():
             return "" if op.kind != "norm" or isinstance(module, _NormBase) else f"{self.described(op)} mixes channels"
         if self.calls[str(node.target)] > 1:
@@ -167,6 +168,8 @@ class _Rules:
         return ""
 
     def _wide(self, node: fx.Node) -> bool:
+        if isinstance(node.target, Constant):
+            return node.target.value.numel() > 1
         owner, _, name = str(node.target).rpartition(".")
         value = getattr(self.graph.modules[owner], name)
         return isinstance(value, Tensor) and value.numel() > 1
@@ -205,9 +208,13 @@ class _Rules:
         reasons = {
             conv.module: next((pinned[root] for root in root_of[ids(op.own)].tolist() if root in pinned), _TOO_SMALL)
             for op, conv in layers
-            if op.kind == "conv" and not any(conv.module in group.filters for group in groups.values())
+            if op.is_conv and not any(conv.module in group.filters for group in groups.values())
         }
         return Channels(self.graph, groups, reasons, channel_of_root[root_of])
+
+
+def _holds_a_tensor(node: fx.Node) -> bool:
+    return node.op == "get_attr" or isinstance(node.target, Constant)
 
 
 _TOO_SMALL = "works on a 1x1 map (squeeze-and-excite or the like)"
@@ -223,7 +230,7 @@ def _places(root_of: Tensor, owned: list[Tensor]) -> dict[int, list[int]]:
 
 
 def _has_map(op: Op) -> bool:
-    return op.kind == "conv" and max(op.shape[1:]) > 1
+    return op.is_conv and max(op.size) > 1
 
 
 def _fresh(name: str, taken: Iterable[str]) -> str:

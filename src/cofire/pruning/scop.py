@@ -21,7 +21,7 @@ from cofire.errors import ConfigError, DataError, unknown
 from cofire.graph.tracing import evaluating
 from cofire.pruning.base import PruneConfig, register_criterion
 from cofire.pruning.channels import Channels, ids
-from cofire.pruning.probe import Change, Probe
+from cofire.pruning.probe import Change, Probe, spread
 
 Knockoff = Callable[[Tensor, torch.Generator], Tensor]
 """(images (B, C, H, W), generator) -> as many others of the same shape."""
@@ -121,7 +121,7 @@ def mixed(channels: Channels, beta_F: Tensor) -> Change:
         if layer in grouped or layer not in reads:
             return x
         beta_I = torch.cat([beta_F, beta_F.new_ones(1)])[reads[layer].to(x.device)]
-        beta = beta_I.view(1, -1, 1, 1) if x.ndim == 4 else beta_I
+        beta = spread(beta_I[None], x, last=layer in channels.linear)
         real, knockoff = x.chunk(2)
         return torch.cat([beta * real + (1 - beta) * knockoff, knockoff])
 

@@ -64,12 +64,20 @@ class Builder:
         **attrs: Any,
     ) -> int:
         """Append an op and return its buffer."""
-        while name in self.names and not own_name:
-            name += "_"
+        if not own_name:
+            name = self._fresh(name)
         self.names.add(name)
         dst = self.buffer(shape)
         self.ops.append(kind(name=name, src=src, dst=dst, gate=gate, **attrs))
         return dst
+
+    def _fresh(self, name: str) -> str:
+        """``name``, or ``name#2`` and so on where it is taken."""
+        number, fresh = 1, name
+        while fresh in self.names:
+            number += 1
+            fresh = f"{name}#{number}"
+        return fresh
 
     def ids(self, buffer: int, shape: tuple[int, ...]) -> Tensor:
         """The ids of a buffer's elements, float64 as the walk wants them, seen as ``shape``."""

@@ -52,7 +52,9 @@ def pixels_of(pictures: Sequence[Path], shape: tuple[int, int, int]) -> Tensor:
             "instead"
         )
     named = [(str(picture), picture) for picture in pictures]
-    pixels, _ = decode(named, height, lambda image: middle(image, height))
+    for folder in (picture for picture in pictures if picture.is_dir()):
+        raise ConfigError(f"{folder} is a folder; name its pictures, e.g. {folder}/*.jpg")
+    pixels, _ = decode(named, height, lambda image: middle(image, height), way_out="it must be a JPEG, PNG or the like")
     x = pixels.float() / 255
     return x if channels == 3 else x.mean(1, keepdim=True)
 

@@ -189,10 +189,11 @@ class AbstractCalls(AbstractLowering):
                 return copy.deepcopy(callee).double()(x)
             return self._run_with(n, lambda node: x if node is source else _as_double(self.env[node]))
 
-        found = recognised(function, call.channels, 1 + len(call.shape))
-        if found is None and len(call.shape) == 3:
-            found = recognised(lambda x: function(x.movedim(1, -1)).movedim(-1, 1), call.shape[-1], 4)
-            if isinstance(found, Scaling):  # channels come last
+        ndim = 1 + len(call.shape)
+        found = None if call.last else recognised(function, call.channels, ndim)
+        if call.last or (found is None and ndim == 4):
+            found = recognised(lambda x: function(x.movedim(1, -1)).movedim(-1, 1), call.shape[-1], ndim)
+            if isinstance(found, Scaling) and not found.is_identity:  # channels come last
                 buffer = self._channels_first(n, source)
                 shape = self.builder.buffers[buffer]
                 made = self._affine(n, replace(call, shape=shape), buffer, found, lift=call.kind == "lift")
@@ -210,10 +211,13 @@ class AbstractCalls(AbstractLowering):
 
     def _bent(self, n: fx.Node, source: fx.Node, found: Bend | Cut) -> Tensor:
         """The ids after an activation, which takes a buffer as it lies, whatever view of it the call was given."""
-        ids = of_one(self.ids[source])
-        whole = self.builder.permuted(ids.flatten())
-        buffer, place_N = (self._read(source), None) if whole is None or self.gates.get(n.name) else whole
+        call, ids = self.calls[n.name], of_one(self.ids[source])
+        whole = None if n.name in self.gates else self.builder.permuted(ids.flatten())
+        last = whole is None and call.last
+        buffer, place_N = whole or (self._channels_first(n, source) if last else self._read(source), None)
         made = self._activation(n, buffer, found) if isinstance(found, Bend) else self._cut(n, buffer, found)
+        if last:
+            return self._channels_last(made, call.shape)
         new = self.builder.ids(made, self.builder.buffers[made]).flatten()
         return of_both((new if place_N is None else new[place_N]).view(ids.shape))
 

@@ -157,10 +157,13 @@ class _Lowering(AbstractCalls):
 
     def _rescale(self, n: fx.Node, call: Call) -> None:
         """Filters are multiplied with their factors behind a call, and shifted."""
-        buffer, gate = self._read(n), replace(self.gates[n.name], head=None)
+        buffer = self._channels_first(n, n) if call.last else self._read(n)
+        gate, shape = replace(self.gates[n.name], head=None), self.builder.buffers[buffer]
         attrs: dict[str, Any] = {"act": "none", "slope": 0.0, "shift": self.shifts[n.name]}
-        scaled = self.builder.emit(Rescale, n.name, (buffer,), call.shape, gate, **attrs)
-        self.ids[n] = of_both(self.builder.ids(scaled, call.shape))
+        made = self.builder.emit(Rescale, n.name, (buffer,), shape, gate, **attrs)
+        self.ids[n] = (
+            self._channels_last(made, call.shape) if call.last else of_both(self.builder.ids(made, call.shape))
+        )
 
     def _answer(self, n: fx.Node, call: Call) -> None:
         """What a module made of the image stands in for a call that does not run."""

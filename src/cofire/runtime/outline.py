@@ -55,6 +55,8 @@ def read_content(path: Path) -> bytes:
     Raises:
         FileError: missing, truncated, damaged, of a newer version, or not a program.
     """
+    if path.is_dir():
+        raise FileError(f"{path} is a folder, and a program is a file; of a run: cofire compile {path} -o NAME.cofire")
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from cofire.errors import ConfigError
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
 from cofire.gates.persistence import save
 from cofire.runtime.of_pixels import of_pixels
+from cofire.shell import output
 from cofire.speedup.measure import Speedup
 from cofire.speedup.models import SIZE, Named, named_model
 from cofire.speedup.pictures import read_pictures
@@ -58,7 +58,7 @@ def speedup(
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
         return
-    console = Console()
+    console = output()
     console.print(found, markup=False)
     if out_folder is not None:
         program = out_folder / PROGRAM

@@ -8,20 +8,23 @@ namespace cofire {
 
 namespace {
 
+constexpr int kSmall8 = 64;  // pixels of the largest map that make_dot8 takes
+
 bool always(const Op&, Shape, Shape) { return true; }
 
 bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
 
 bool is_not_depthwise(const Op& op, Shape x, Shape y) { return !is_depthwise(op, x, y); }
 
-bool has_few_pixels(const Op& op, Shape, Shape y) { return op.groups == 1 && y.area() <= kFewPixels; }
+// Inputs of a pixel fill cache lines, and weights become no more than four times as large.
+bool is_small(const Op& op, Shape x, Shape y) { return op.groups == 1 && y.area() <= kSmall8 && x.c >= kLine8 / 4; }
 
 }  // namespace
 
 const std::vector<ConvAlgorithm8>& conv8_algorithms() {
     static const std::vector<ConvAlgorithm8> all{
         {"depthwise", is_depthwise, make_depthwise8},
-        {"dot", has_few_pixels, make_dot8},
+        {"dot", is_small, make_dot8},
         {"gemm", is_not_depthwise, make_gemm8},
         {"ref", always, make_reference8},
     };

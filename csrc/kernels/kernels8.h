@@ -10,6 +10,7 @@ namespace cofire {
 
 constexpr int kSlack8 = 64;   // bytes of room after every array that a kernel walks
 constexpr int kMaxRows8 = 8;  // the most that Kernels8::rows is
+constexpr int kDotPixels8 = 4;  // that Kernels8::dot takes at a time
 
 // Where the sums of some filters go: Quantized in conv8.h has the formula. Pointers are null where there is nothing.
 struct Ending8 {
@@ -42,6 +43,11 @@ struct Walk8 {
 struct Ahead8 {
     const int8_t* rows[kMaxRows8];
     int64_t pitch;
+};
+
+// Neighbouring taps that meet neighbouring pixels: tap + t meets the pixel at x + pixel + t, t < taps.
+struct Run8 {
+    int tap, pixel, taps;
 };
 
 // Where the taps of a depthwise conv lie. Vectors of pixels are `rows` output lines of a strip of `width` columns. Each
@@ -86,14 +92,17 @@ struct Kernels8 {
     void (*gemm)(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending,
                  const Ahead8* ahead);
 
-    // sums[r * count + i] = sum over k < n of w[r][k] * x[i * ldx + k], for count <= 4. Arrays end on whole cache
-    // lines, with zeros behind the weights.
-    void (*dot)(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums);
+    // sums[r * pixels + i] = the products of w[r] with pixel i over all runs, for up to kMaxRows8 rows and kDotPixels8
+    // pixels. Inputs of a pixel lie side by side, `row` bytes for each tap of the weights and each pixel, whole
+    // cache lines. Up to 3 sums more are written.
+    void (*dot)(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
+                int pixels, int32_t* sums);
 
     // One filter of a depthwise conv; null where there is nothing faster than gemm.
     void (*depthwise)(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending);
 
-    // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start.
+    // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start. Whole vectors of sums
+    // are read.
     void (*finish)(const int32_t* sums, int n, const Ending8& ending, int row);
 };
 

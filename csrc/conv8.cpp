@@ -9,15 +9,20 @@ namespace cofire {
 namespace {
 
 constexpr int kSmall8 = 64;  // pixels of the largest map that make_dot8 takes
+constexpr int64_t kMostPadded8 = 1024;  // of its input
 
-bool always(const Op&, Shape, Shape) { return true; }
+bool always(const Op&, const Quantized&, Shape, Shape) { return true; }
 
-bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
+bool is_depthwise(const Op& op, const Quantized&, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
 
-bool is_not_depthwise(const Op& op, Shape x, Shape y) { return !is_depthwise(op, x, y); }
+bool is_not_depthwise(const Op& op, const Quantized& q, Shape x, Shape y) { return !is_depthwise(op, q, x, y); }
 
 // Inputs of a pixel fill cache lines, and weights become no more than four times as large.
-bool is_small(const Op& op, Shape x, Shape y) { return op.groups == 1 && y.area() <= kSmall8 && x.c >= kLine8 / 4; }
+bool is_small(const Op& op, const Quantized&, Shape x, Shape y) {
+    const Padding& p = op.padding;
+    const int64_t padded = (int64_t(x.h) + p.top + p.bottom) * (int64_t(x.w) + p.left + p.right);
+    return op.groups == 1 && x.c >= kLine8 / 4 && y.area() <= kSmall8 && padded <= kMostPadded8;
+}
 
 }  // namespace
 
@@ -25,6 +30,7 @@ const std::vector<ConvAlgorithm8>& conv8_algorithms() {
     static const std::vector<ConvAlgorithm8> all{
         {"depthwise", is_depthwise, make_depthwise8},
         {"dot", is_small, make_dot8},
+        {"wino4", fits_winograd8, make_winograd8},
         {"gemm", is_not_depthwise, make_gemm8},
         {"ref", always, make_reference8},
     };
@@ -34,7 +40,7 @@ const std::vector<ConvAlgorithm8>& conv8_algorithms() {
 std::unique_ptr<AbstractConv8> make_conv8(const std::string& algorithm, const Kernels8& kernels, const Op& op,
                                           const Quantized& quantized, Shape x, Shape y) {
     for (const ConvAlgorithm8& row : conv8_algorithms())
-        if ((algorithm.empty() || algorithm == row.name) && row.fits(op, x, y))
+        if ((algorithm.empty() || algorithm == row.name) && row.fits(op, quantized, x, y))
             return row.make(kernels, op, quantized, x, y);
     throw std::runtime_error("conv '" + op.name + "' cannot run on bytes with algorithm '" + algorithm + "'");
 }

@@ -10,7 +10,10 @@ namespace cofire {
 
 using Make8 = std::unique_ptr<AbstractConv8>(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                              Shape y);
-Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8;
+Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8, make_winograd8;
+
+// Whether sums are small enough too.
+bool fits_winograd8(const Op& op, const Quantized& quantized, Shape x, Shape y);
 
 constexpr int kLine8 = 64;  // bytes of a cache line
 

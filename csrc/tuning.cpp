@@ -11,6 +11,7 @@
 #include "conv8.h"
 #include "conv_common.h"
 #include "denormals.h"
+#include "image.h"
 
 namespace cofire {
 
@@ -127,10 +128,10 @@ std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Ker
     return found;
 }
 
-std::vector<std::string> fitting_algorithms8(const Op& op, Shape x, Shape y) {
+std::vector<std::string> fitting_algorithms8(const Op& op, const Quantized& q, Shape x, Shape y) {
     std::vector<std::string> names;
     for (const ConvAlgorithm8& algorithm : conv8_algorithms())
-        if (algorithm.fits(op, x, y)) names.emplace_back(algorithm.name);
+        if (algorithm.fits(op, q, x, y)) names.emplace_back(algorithm.name);
     return names;
 }
 
@@ -220,7 +221,7 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
     for (const Op& op : program.ops) {
         const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
         if (op.kind != Kind::conv) {
-            words.push_back(op.kind == Kind::conv8 ? fitting_algorithms8(op, x, y).front() : "-");
+            words.push_back(op.kind == Kind::conv8 ? fitting_algorithms8(op, quantized_of(program, op), x, y).front() : "-");
             continue;
         }
         std::vector<std::string>& names = known[shape_key(op, x, y)];
@@ -252,7 +253,7 @@ std::vector<std::string> parse_tuning(const Program& program, const Kernels& ker
         std::vector<std::string> names{"-"};
         const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
         if (op.kind == Kind::conv) names = fitting_algorithms(op, x, y);
-        if (op.kind == Kind::conv8) names = fitting_algorithms8(op, x, y);
+        if (op.kind == Kind::conv8) names = fitting_algorithms8(op, quantized_of(program, op), x, y);
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");

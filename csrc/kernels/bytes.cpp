@@ -273,6 +273,10 @@ const Kernels8 kernels8{COFIRE_NAME(COFIRE_ISA),
                         gather,
                         gemm,
                         dot,
+                        wino_input,
+                        wino_gather,
+                        wino_gemm,
+                        wino_output,
                         depthwise,
                         finish};
 

@@ -72,6 +72,15 @@ struct Depthwise8Map {
     const uint8_t* order;  // (word, 64): places of the table that make the words of a vector
 };
 
+// The tile rows [row, row + rows) of a map of 4 x 4 outputs each, `across` in a row, that a 3 x 3 conv makes of planes
+// with paddings of `top` and `left`.
+struct Tiles8 {
+    int height, width, top, left, zero;
+    int across, row, rows;
+};
+// Words of a line that wino_input works on; it has 10 * rows + 2 of them.
+constexpr int64_t wino_pitch8(int across) { return 4 * ((int64_t(across) + 15) / 16 * 16) + 32; }
+
 // The microkernels on bytes of one instruction set.
 struct Kernels8 {
     const char* name;
@@ -97,6 +106,21 @@ struct Kernels8 {
     // cache lines. Up to 3 sums more are written.
     void (*dot)(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
                 int pixels, int32_t* sums);
+
+    // Winograd, at 36 positions of each tile. Words of the transformed inputs of two planes: tile t at position p goes
+    // to v[p * position + t]. Up to a vector past a tile row is written.
+    void (*wino_input)(const uint8_t* const* planes, const Tiles8& map, uint32_t* room, uint32_t* v, int64_t position);
+
+    // As gather, for weights of 16 bits; their sum is not needed.
+    void (*wino_gather)(const int16_t* row, const int* in, int n, const uint64_t* on, int inputs, uint32_t* to);
+
+    // out[r * ldo + t] = sum over k < count of the pairs in w[r][k] * v[k * pitch + t], t < n or more, to whole
+    // vectors. `ahead`: as many rows, which are fetched, or null.
+    void (*wino_gemm)(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
+                      int32_t* out, int64_t ldo, const uint32_t* const* ahead);
+
+    // Sums of the pixels of tile rows, lines of `width`, from their products at all positions.
+    void (*wino_output)(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums);
 
     // One filter of a depthwise conv; null where there is nothing faster than gemm.
     void (*depthwise)(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending);

@@ -136,10 +136,10 @@ inline void put(uint8_t* to, const ints* x) {
 // Sums wrap around, also in lanes that hold nothing yet.
 inline ints wrapped(ints x, ints y) { return ints(words(x) + words(y)); }
 
-// sum + the products of the channels in a word of pixels and a word of weights
-inline ints multiplied(ints sum, words pixels, words weights) {
+// sum + the products of the two channels of 16 bits in words
+inline ints multiplied_pairs(ints sum, words pixels, words weights) {
 #if defined(__AVX512VNNI__)
-    return ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
+    return ints(_mm512_dpwssd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
 #elif defined(__AVX512BW__)
     return wrapped(sum, ints(_mm512_madd_epi16(__m512i(pixels), __m512i(weights))));
 #elif defined(__AVX2__)
@@ -149,6 +149,15 @@ inline ints multiplied(ints sum, words pixels, words weights) {
 #else
     const ints low = ints(pixels << 16) >> 16, high = ints(pixels) >> 16;
     return wrapped(wrapped(sum, low * (ints(weights << 16) >> 16)), high * (ints(weights) >> 16));
+#endif
+}
+
+// sum + the products of the channels in a word of pixels and a word of weights
+inline ints multiplied(ints sum, words pixels, words weights) {
+#if defined(__AVX512VNNI__)
+    return ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
+#else
+    return multiplied_pairs(sum, pixels, weights);
 #endif
 }
 

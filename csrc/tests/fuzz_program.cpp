@@ -506,7 +506,7 @@ std::string random_tuning(const Program& program, SplitMix* random) {
         if (op.kind == Kind::conv8) {
             can.clear();
             for (const ConvAlgorithm8& algorithm : conv8_algorithms())
-                if (algorithm.fits(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]))
+                if (algorithm.fits(op, quantized_of(program, op), program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]))
                     can.emplace_back(algorithm.name);
         }
         text += (text.empty() ? "" : " ") + can[random->below(can.size())];

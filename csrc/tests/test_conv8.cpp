@@ -255,7 +255,7 @@ void compare(const Case& one, const std::string& what) {
     const Kernels8& any = *sets()[0];
     const Result wanted = one.run(*make_conv8("ref", any, one.op, one.q, one.x, one.y), 1, 0x55);
     for (const ConvAlgorithm8& algorithm : conv8_algorithms()) {
-        if (!algorithm.fits(one.op, one.x, one.y)) continue;
+        if (!algorithm.fits(one.op, one.q, one.x, one.y)) continue;
         for (const Kernels8* kernels : sets()) {
             const auto conv = algorithm.make(*kernels, one.op, one.q, one.x, one.y);
             for (const int threads : {1, 2}) {

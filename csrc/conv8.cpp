@@ -9,7 +9,6 @@ namespace cofire {
 namespace {
 
 constexpr int kSmall8 = 64;  // pixels of the largest map that make_dot8 takes
-constexpr int64_t kMostPadded8 = 1024;  // of its input
 
 bool always(const Op&, const Quantized&, Shape, Shape) { return true; }
 
@@ -17,11 +16,12 @@ bool is_depthwise(const Op& op, const Quantized&, Shape x, Shape y) { return op.
 
 bool is_not_depthwise(const Op& op, const Quantized& q, Shape x, Shape y) { return !is_depthwise(op, q, x, y); }
 
-// Inputs of a pixel fill cache lines, and weights become no more than four times as large.
+// Inputs of a pixel fill cache lines, weights become no more than four times as large, and inputs with paddings little
+// more.
 bool is_small(const Op& op, const Quantized&, Shape x, Shape y) {
     const Padding& p = op.padding;
     const int64_t padded = (int64_t(x.h) + p.top + p.bottom) * (int64_t(x.w) + p.left + p.right);
-    return op.groups == 1 && x.c >= kLine8 / 4 && y.area() <= kSmall8 && padded <= kMostPadded8;
+    return op.groups == 1 && x.c >= kLine8 / 4 && y.area() <= kSmall8 && padded <= 4 * int64_t(x.area()) + kSmall8;
 }
 
 }  // namespace
@@ -30,8 +30,8 @@ const std::vector<ConvAlgorithm8>& conv8_algorithms() {
     static const std::vector<ConvAlgorithm8> all{
         {"depthwise", is_depthwise, make_depthwise8},
         {"dot", is_small, make_dot8},
-        {"wino4", fits_winograd8, make_winograd8},
         {"gemm", is_not_depthwise, make_gemm8},
+        {"wino4", fits_winograd8, make_winograd8},
         {"ref", always, make_reference8},
     };
     return all;

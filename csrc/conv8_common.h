@@ -126,9 +126,11 @@ class Weights8 {
         return ahead;
     }
 
-   private:
     const int8_t* row(int o) const { return reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_; }
+    int tap_pitch() const { return row_; }      // bytes
+    int64_t row_pitch() const { return pitch_; }
 
+   private:
     const Quantized q_;
     const int inputs_, taps_;
     const int row_;        // bytes of a tap's weights

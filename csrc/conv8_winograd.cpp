@@ -12,11 +12,9 @@ namespace {
 constexpr int kPositions = 36;
 constexpr int64_t kInputs8 = 1280 * 1024;   // bytes of transformed inputs in a block, or those of a tile row
 constexpr int64_t kProducts8 = 512 * 1024;  // bytes of products in a chunk, or those of a few filters
-constexpr int kMostFilters8 = 256;          // in a chunk
+constexpr int64_t kWeights8 = 256 * 1024;   // bytes of transformed weights in a chunk, or those of a few filters
+constexpr int64_t kFewestTiles8 = 9;        // vectors of fewer would be too empty
 constexpr int64_t kMostSum8 = 1 << 25;      // which no sum without its bias may reach: they are found modulo 2^26
-
-// 24 times the rows of G, each divided by what backward() of kernels/winograd8.cpp multiplies by: whole numbers.
-constexpr int kWeights[6][3] = {{1, 0, 0}, {1, 1, 1}, {1, -1, 1}, {1, 2, 4}, {1, -2, 4}, {0, 0, 1}};
 
 class Winograd8 final : public AbstractConv8 {
    public:
@@ -29,18 +27,8 @@ class Winograd8 final : public AbstractConv8 {
           across_((y.w + 3) / 4),
           down_((y.h + 3) / 4),
           words_((x.c + 1) / 2),
-          row_(up(x.c, kLine8 / 2)),
-          memory_((kPositions * y.c * row_ + kSlack8) / 2) {
-        int16_t* to = reinterpret_cast<int16_t*>(memory_.data());
-        const int8_t* from = q_.weight;
-        for (int64_t o = 0; o < y.c; ++o)
-            for (int64_t i = 0; i < x.c; ++i, from += 9)
-                for (int p = 0; p < 6; ++p)
-                    for (int q = 0; q < 6; ++q) {
-                        int sum = 0;
-                        for (int k = 0; k < 9; ++k) sum += kWeights[p][k / 3] * kWeights[q][k % 3] * from[k];
-                        to[((p * 6 + q) * y.c + o) * row_ + i] = int16_t(sum);
-                    }
+          flat_(across_ % (kernels.lanes / 4) == 0),
+          weights_(op, quantized, x, y) {
         rows_ = down_;
         while (rows_ > 1 && inputs_size(rows_) > kInputs8) --rows_;
         rows_ = group_size(down_, rows_);
@@ -51,11 +39,11 @@ class Winograd8 final : public AbstractConv8 {
     int64_t run(const ConvCall8& call, const Member& member) const override {
         uint8_t* own = call.room + inputs_room() + member.thread * own_room();
         LiveInputs live(call.in, call.n_in, 0, x_.c, own);
-        live.whole = call.n_in == x_.c;
         Block block{live, 0, 0, (call.n_in + 1) / 2, pitch(rows_), reinterpret_cast<uint32_t*>(call.room)};
         block.lines = reinterpret_cast<uint32_t*>(own + LiveInputs::room(x_.c));
-        block.weights = block.lines + lines_room() / 4;
-        block.products = reinterpret_cast<int32_t*>(block.weights + kernels_.rows * weights_room() / 4);
+        block.packed = reinterpret_cast<int8_t*>(block.lines + lines_room() / 4);
+        block.weights = reinterpret_cast<uint32_t*>(block.packed + packed_room());
+        block.products = reinterpret_cast<int32_t*>(block.weights + chunk_size() * kPositions * weights_pitch());
         const Range mine = member.share(call.n_out);
         for (; block.row < down_ && call.n_out > 0; block.row += rows_) {
             block.rows = std::min(rows_, down_ - block.row);
@@ -65,7 +53,7 @@ class Winograd8 final : public AbstractConv8 {
             const int most = chunk_size();
             for (int f = mine.begin, size; f < mine.end; f += size) {
                 size = std::min(most, mine.end - f);
-                multiply(call, block, call.out + f, size);
+                multiply(call, block, call.out + f, size, mine.end - f - size);
             }
         }
         member.meet();
@@ -80,30 +68,34 @@ class Winograd8 final : public AbstractConv8 {
         const int words;
         const int64_t pitch;  // words from one word of inputs to the next, and from one position of products
         uint32_t* inputs;     // (position, word, tile)
-        uint32_t *lines = nullptr, *weights = nullptr;
+        uint32_t* lines = nullptr;
+        int8_t* packed = nullptr;     // a filter's weights of live inputs
+        uint32_t* weights = nullptr;  // (filter, position, word)
         int32_t* products = nullptr;  // (filter, position, tile)
 
         // An odd number of lines, so that positions do not fall on each other in the cache.
         int64_t position() const { return (words | 1) * pitch; }
     };
 
-    // Words of a position's tiles: a vector may run over from the last tile row.
-    int64_t pitch(int rows) const { return odd_lines(int64_t(rows) * across_ + kernels_.lanes); }
+    // Words of a position's tiles, to whole vectors; one may run over from the last tile row.
+    int64_t pitch(int rows) const { return odd_lines(int64_t(rows) * across_ + (flat_ ? 0 : kernels_.lanes - 1)); }
     int64_t inputs_size(int rows) const { return kPositions * 4 * (words_ | 1) * pitch(rows); }
     int64_t inputs_room() const { return inputs_size(rows_); }
     int64_t lines_room() const {
         const int64_t inputs = (10 * rows_ + 2) * wino_pitch8(across_), sums = int64_t(4) * rows_ * y_.w + kernels_.lanes;
         return up(4 * std::max(inputs, sums), kLine8) + kSlack8;
     }
-    int64_t weights_room() const { return 2 * row_ + 2 * kSlack8; }  // of one filter at one position
+    int64_t packed_room() const { return up(9 * (int64_t(x_.c) + 129), kLine8) + kSlack8; }
+    int64_t weights_pitch() const { return odd_lines(words_); }
     int64_t products_of_filter() const { return kPositions * 4 * pitch(rows_); }
     int chunk_size() const {
-        const int most = std::max(int(kProducts8 / products_of_filter()) / kernels_.rows, 1) * kernels_.rows;
-        return std::min(most, kMostFilters8);
+        const int64_t products = kProducts8 / products_of_filter();
+        const int64_t weights = kWeights8 / (kPositions * 4 * weights_pitch());
+        return int(std::max<int64_t>(std::min(products, weights) / kernels_.rows, 1)) * kernels_.rows;
     }
     int64_t own_room() const {
-        return LiveInputs::room(x_.c) + lines_room() + kernels_.rows * weights_room() +
-               chunk_size() * products_of_filter() + kSlack8;
+        return LiveInputs::room(x_.c) + lines_room() + packed_room() +
+               chunk_size() * (kPositions * 4 * weights_pitch() + products_of_filter()) + kSlack8;
     }
 
     void transform_inputs(const ConvCall8& call, const Block& block, Range mine) const {
@@ -119,29 +111,23 @@ class Winograd8 final : public AbstractConv8 {
         }
     }
 
-    void multiply(const ConvCall8& call, const Block& block, const int* filters, int size) const {
-        const int64_t per_filter = kPositions * block.pitch;
-        const int16_t* memory = reinterpret_cast<const int16_t*>(memory_.data());
-        for (int position = 0; position < kPositions; ++position, memory += y_.c * row_) {
+    void multiply(const ConvCall8& call, const Block& block, const int* filters, int size, int more) const {
+        const int64_t per_filter = kPositions * block.pitch, weights = kPositions * weights_pitch();
+        const LiveInputs& live = block.live;
+        for (int f = 0; f < size; ++f)
+            kernels_.wino_weights(weights_.row(filters[f]), weights_.tap_pitch(), live.list, live.count, live.bits,
+                                  x_.c, block.packed, block.weights + f * weights, weights_pitch());
+        for (int position = 0; position < kPositions; ++position) {
             const uint32_t* inputs = block.inputs + position * block.position();
             for (int f = 0, group; f < size; f += group) {
                 group = group_size(size - f, kernels_.rows);
-                const uint32_t *rows[kMaxRows8], *ahead[kMaxRows8];
-                for (int r = 0; r < group; ++r) {
-                    const int16_t* row = memory + filters[f + r] * row_;
-                    const bool ends = f + group + r >= size;  // the next position's first come then
-                    ahead[r] = reinterpret_cast<const uint32_t*>(
-                        ends ? memory + (position + 1 < kPositions ? y_.c * row_ : 0) + filters[r] * row_
-                             : memory + filters[f + group + r] * row_);
-                    rows[r] = reinterpret_cast<const uint32_t*>(row);
-                    if (block.live.whole) continue;
-                    uint32_t* packed = block.weights + r * weights_room() / 4;
-                    kernels_.wino_gather(row, block.live.list, block.live.count, block.live.bits, x_.c, packed);
-                    rows[r] = packed;
-                }
+                const uint32_t* rows[kMaxRows8];
+                for (int r = 0; r < group; ++r)
+                    rows[r] = block.weights + (f + r) * weights + position * weights_pitch();
                 kernels_.wino_gemm(rows, group, inputs, block.words, block.pitch, block.rows * across_,
-                                   block.products + f * per_filter + position * block.pitch, per_filter, ahead);
+                                   block.products + f * per_filter + position * block.pitch, per_filter);
             }
+            fetch(filters + size, std::min(size, more), position);
         }
         const int first = block.row * 4, lines = std::min(4 * block.rows, y_.h - first);
         int32_t* sums = reinterpret_cast<int32_t*>(block.lines);
@@ -153,14 +139,22 @@ class Winograd8 final : public AbstractConv8 {
         }
     }
 
+    // A position's share of the next filters' weights.
+    void fetch(const int* filters, int count, int position) const {
+        const int64_t lines = weights_.row_pitch() / kLine8;
+        for (int f = 0; f < count; ++f)
+            for (int64_t l = lines * position / kPositions; l < lines * (position + 1) / kPositions; ++l)
+                __builtin_prefetch(weights_.row(filters[f]) + l * kLine8, 0, 2);
+    }
+
     const Kernels8& kernels_;
     const Op& op_;
     const Quantized q_;
     const Shape x_, y_;
     const int across_, down_;  // tiles
     const int words_;          // pairs of inputs
-    const int64_t row_;        // weights of a filter at a position
-    Floats memory_;
+    const bool flat_;          // vectors of tiles go on from one tile row to the next
+    const Weights8 weights_;
     int rows_;  // of tiles in a block
 };
 
@@ -169,7 +163,7 @@ class Winograd8 final : public AbstractConv8 {
 bool fits_winograd8(const Op& op, const Quantized& q, Shape x, Shape y) {
     const bool is_3x3 = op.kernel.h == 3 && op.kernel.w == 3 && op.stride.h == 1 && op.stride.w == 1 &&
                         op.dilation.h == 1 && op.dilation.w == 1 && op.groups == 1;
-    if (!is_3x3 || y.h < 4 || y.w < 4) return false;
+    if (!is_3x3 || int64_t((y.h + 3) / 4) * ((y.w + 3) / 4) < kFewestTiles8) return false;
     const int8_t* weight = q.weight;
     for (int o = 0; o < y.c; ++o) {
         int64_t positive = 0, negative = 0;

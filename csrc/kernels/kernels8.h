@@ -111,13 +111,16 @@ struct Kernels8 {
     // to v[p * position + t]. Up to a vector past a tile row is written.
     void (*wino_input)(const uint8_t* const* planes, const Tiles8& map, uint32_t* room, uint32_t* v, int64_t position);
 
-    // As gather, for weights of 16 bits; their sum is not needed.
-    void (*wino_gather)(const int16_t* row, const int* in, int n, const uint64_t* on, int inputs, uint32_t* to);
+    // Words of a filter's transformed weights for the inputs in[k], k < n, which `on` has as bits: word k at position p
+    // goes to to[p * position + k], up to a vector more is written. The weights of each tap lie `row` apart. `room`:
+    // n + 129 bytes for each tap.
+    void (*wino_weights)(const int8_t* taps, int64_t row, const int* in, int n, const uint64_t* on, int inputs,
+                         int8_t* room, uint32_t* to, int64_t position);
 
     // out[r * ldo + t] = sum over k < count of the pairs in w[r][k] * v[k * pitch + t], t < n or more, to whole
-    // vectors. `ahead`: as many rows, which are fetched, or null.
+    // vectors.
     void (*wino_gemm)(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
-                      int32_t* out, int64_t ldo, const uint32_t* const* ahead);
+                      int32_t* out, int64_t ldo);
 
     // Sums of the pixels of tile rows, lines of `width`, from their products at all positions.
     void (*wino_output)(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums);

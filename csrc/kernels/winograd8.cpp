@@ -75,6 +75,40 @@ inline void backward(const words* d, words* out, int step) {
     out[3 * step] = (minus2 << 3) - minus1 + (d[5] << 4) + (d[5] << 3);
 }
 
+// 24 * G, each row divided by what backward() multiplies by: weights of 8 bits become sums of at most 49 of them.
+inline void weigh(const halves* d, halves* out) {
+    const halves near = d[0] + d[2], far = d[0] + (d[2] << 2), twice = d[1] << 1;
+    out[0] = d[0];
+    out[1] = near + d[1];
+    out[2] = near - d[1];
+    out[3] = far + twice;
+    out[4] = far - twice;
+    out[5] = d[2];
+}
+
+// 2 * kLanes bytes.
+inline halves halves_of(const int8_t* p) {
+#if defined(__AVX512BW__)
+    return halves(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#else
+    return halves(weights_at(p));
+#endif
+}
+
+// The weights row[in[k]], k < n, and a zero.
+inline void compact(const int8_t* row, const int* in, int n, const uint64_t* on, int inputs, int8_t* to) {
+#if defined(__AVX512VBMI2__)
+    for (int i = 0; i < inputs; i += 64, ++on) {
+        _mm512_storeu_si512(to, _mm512_maskz_compress_epi8(*on, _mm512_loadu_si512(row + i)));
+        to += __builtin_popcountll(*on);
+    }
+    *to = 0;
+#else
+    for (int k = 0; k < n; ++k) to[k] = row[in[k]];
+    to[n] = 0;
+#endif
+}
+
 // Two planes as words of q - zero, with zeros around them, as far as these tile rows read.
 void pad(const uint8_t* const* planes, const Tiles8& map, uint32_t* to, int64_t pitch) {
     const halves zero = halves(splat(uint32_t(map.zero) * 0x00010001u));
@@ -95,15 +129,11 @@ void pad(const uint8_t* const* planes, const Tiles8& map, uint32_t* to, int64_t 
 }
 
 template <int Rows, int Vectors>
-inline void tile(const uint32_t* const* w, const uint32_t* v, int count, int64_t pitch, int32_t* out, int64_t ldo,
-                 const uint32_t* const* ahead) {
+inline void tile(const uint32_t* const* w, const uint32_t* v, int count, int64_t pitch, int32_t* out, int64_t ldo) {
     ints sum[Rows][Vectors] = {};
     const uint32_t* row[Rows];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) row[r] = w[r];
-    if (ahead)
-        for (int k = 0; k < count; k += 16)
-            for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead[r] + k, 0, 2);
     for (int k = 0; k < count; ++k, v += pitch) {
         words pixels[Vectors];
 #pragma GCC unroll 8
@@ -125,27 +155,27 @@ inline void tile(const uint32_t* const* w, const uint32_t* v, int count, int64_t
 // Tiles of nearly one width, of which all but the last few have most.
 template <int Rows, int Vectors>
 void rows_of(const uint32_t* const* w, const uint32_t* v, int count, int64_t pitch, int vectors, int32_t* out,
-             int64_t ldo, const uint32_t* const* ahead) {
+             int64_t ldo) {
     const int tiles = (vectors + Vectors - 1) / Vectors, fewer = tiles * Vectors - vectors;
     if constexpr (Vectors > 1) {
-        if (fewer > tiles) return rows_of<Rows, Vectors - 1>(w, v, count, pitch, vectors, out, ldo, ahead);
+        if (fewer > tiles) return rows_of<Rows, Vectors - 1>(w, v, count, pitch, vectors, out, ldo);
         for (int t = 0; t < tiles - fewer; ++t, v += Vectors * kLanes, out += Vectors * kLanes)
-            tile<Rows, Vectors>(w, v, count, pitch, out, ldo, t == 0 ? ahead : nullptr);
+            tile<Rows, Vectors>(w, v, count, pitch, out, ldo);
         for (int t = 0; t < fewer; ++t, v += (Vectors - 1) * kLanes, out += (Vectors - 1) * kLanes)
-            tile<Rows, Vectors - 1>(w, v, count, pitch, out, ldo, t == 0 && fewer == tiles ? ahead : nullptr);
+            tile<Rows, Vectors - 1>(w, v, count, pitch, out, ldo);
     } else {
         for (int t = 0; t < vectors; ++t, v += kLanes, out += kLanes)
-            tile<Rows, 1>(w, v, count, pitch, out, ldo, t == 0 ? ahead : nullptr);
+            tile<Rows, 1>(w, v, count, pitch, out, ldo);
     }
 }
 
 template <int Rows>
 void gemm_of(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n, int32_t* out,
-             int64_t ldo, const uint32_t* const* ahead) {
+             int64_t ldo) {
     if constexpr (Rows > 1)
-        if (rows < Rows) return gemm_of<Rows - 1>(w, rows, v, count, pitch, n, out, ldo, ahead);
+        if (rows < Rows) return gemm_of<Rows - 1>(w, rows, v, count, pitch, n, out, ldo);
     rows_of<Rows, (kTileRows * kTileVectors / Rows < 6 ? kTileRows * kTileVectors / Rows : 6)>(
-        w, v, count, pitch, (n + kLanes - 1) / kLanes, out, ldo, ahead);
+        w, v, count, pitch, (n + kLanes - 1) / kLanes, out, ldo);
 }
 
 }  // namespace
@@ -196,8 +226,8 @@ void wino_input(const uint8_t* const* planes, const Tiles8& map, uint32_t* room,
 }
 
 void wino_gemm(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n, int32_t* out,
-               int64_t ldo, const uint32_t* const* ahead) {
-    gemm_of<kTileRows>(w, rows, v, count, pitch, n, out, ldo, ahead);
+               int64_t ldo) {
+    gemm_of<kTileRows>(w, rows, v, count, pitch, n, out, ldo);
 }
 
 void wino_output(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums) {
@@ -252,18 +282,32 @@ void wino_output(const int32_t* products, int64_t position, int across, int rows
     }
 }
 
-void wino_gather(const int16_t* row, const int* in, int n, const uint64_t* on, int inputs, uint32_t* to) {
-    int16_t* next = reinterpret_cast<int16_t*>(to);
-#if defined(__AVX512VBMI2__)
-    for (int i = 0; i < inputs; i += 32) {
-        const __mmask32 live = __mmask32(on[i / 64] >> i % 64);
-        _mm512_storeu_si512(next, _mm512_maskz_compress_epi16(live, _mm512_loadu_si512(row + i)));
-        next += __builtin_popcount(live);
+void wino_weights(const int8_t* taps, int64_t row, const int* in, int n, const uint64_t* on, int inputs, int8_t* room,
+                  uint32_t* to, int64_t position) {
+    if (n < inputs) {
+        const int64_t pitch = (n + 1 + 63) / 64 * 64;
+        for (int tap = 0; tap < 9; ++tap) compact(taps + tap * row, in, n, on, inputs, room + tap * pitch);
+        taps = room, row = pitch;
     }
-#else
-    for (int k = 0; k < n; ++k) *next++ = row[in[k]];
-#endif
-    *next = 0;
+    for (int k = 0; k < (n + 1) / 2; k += kLanes) {
+        halves half[6][3];
+#pragma GCC unroll 3
+        for (int column = 0; column < 3; ++column) {
+            halves d[3], out[6];
+#pragma GCC unroll 3
+            for (int line = 0; line < 3; ++line) d[line] = halves_of(taps + (3 * line + column) * row + 2 * k);
+            weigh(d, out);
+#pragma GCC unroll 6
+            for (int i = 0; i < 6; ++i) half[i][column] = out[i];
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < 6; ++i) {
+            halves out[6];
+            weigh(half[i], out);
+#pragma GCC unroll 6
+            for (int j = 0; j < 6; ++j) store(to + (6 * i + j) * position + k, words(out[j]));
+        }
+    }
 }
 
 }  // namespace COFIRE_ISA

@@ -13,6 +13,7 @@ constexpr int kPositions = 36;
 constexpr int64_t kInputs8 = 1280 * 1024;   // bytes of transformed inputs in a block, or those of a tile row
 constexpr int64_t kProducts8 = 512 * 1024;  // bytes of products in a chunk, or those of a few filters
 constexpr int64_t kWeights8 = 256 * 1024;   // bytes of transformed weights in a chunk, or those of a few filters
+constexpr int kFewestWords8 = 32;           // of a last tile that is worth dot products
 constexpr int64_t kFewestTiles8 = 9;        // vectors of fewer would be too empty
 constexpr int64_t kMostSum8 = 1 << 25;      // which no sum without its bias may reach: they are found modulo 2^26
 
@@ -43,6 +44,7 @@ class Winograd8 final : public AbstractConv8 {
         block.lines = reinterpret_cast<uint32_t*>(own + LiveInputs::room(x_.c));
         block.packed = reinterpret_cast<int8_t*>(block.lines + lines_room() / 4);
         block.weights = reinterpret_cast<uint32_t*>(block.packed + packed_room());
+        block.columns = reinterpret_cast<uint32_t*>(own + own_room() - columns_room());
         block.products = reinterpret_cast<int32_t*>(block.weights + chunk_size() * kPositions * weights_pitch());
         const Range mine = member.share(call.n_out);
         for (; block.row < down_ && call.n_out > 0; block.row += rows_) {
@@ -50,6 +52,7 @@ class Winograd8 final : public AbstractConv8 {
             if (block.row > 0) member.meet();  // nobody reads the last block any more
             transform_inputs(call, block, member.share(block.words));
             member.meet();
+            if (has_column(block)) fill_columns(block);
             const int most = chunk_size();
             for (int f = mine.begin, size; f < mine.end; f += size) {
                 size = std::min(most, mine.end - f);
@@ -71,6 +74,7 @@ class Winograd8 final : public AbstractConv8 {
         uint32_t* lines = nullptr;
         int8_t* packed = nullptr;     // a filter's weights of live inputs
         uint32_t* weights = nullptr;  // (filter, position, word)
+        uint32_t* columns = nullptr;  // (position, word) of the last tile, if it has a vector for itself
         int32_t* products = nullptr;  // (filter, position, tile)
 
         // An odd number of lines, so that positions do not fall on each other in the cache.
@@ -95,7 +99,7 @@ class Winograd8 final : public AbstractConv8 {
     }
     int64_t own_room() const {
         return LiveInputs::room(x_.c) + lines_room() + packed_room() +
-               chunk_size() * (kPositions * 4 * weights_pitch() + products_of_filter()) + kSlack8;
+               chunk_size() * (kPositions * 4 * weights_pitch() + products_of_filter()) + kSlack8 + columns_room();
     }
 
     void transform_inputs(const ConvCall8& call, const Block& block, Range mine) const {
@@ -108,6 +112,20 @@ class Winograd8 final : public AbstractConv8 {
                 planes[c] = call.x + int64_t(live.list[std::min(2 * word + c, live.count - 1)]) * x_.area();
             kernels_.wino_input(planes, map, block.lines, block.inputs + word * block.pitch,
                                 block.position());
+        }
+    }
+
+    int64_t columns_room() const { return kPositions * 4 * weights_pitch(); }
+    bool has_column(const Block& block) const {
+        const int tiles = block.rows * across_;
+        return tiles > kernels_.lanes && tiles % kernels_.lanes == 1 && block.words >= kFewestWords8;
+    }
+    void fill_columns(const Block& block) const {
+        for (int position = 0; position < kPositions; ++position) {
+            uint32_t* to = block.columns + position * weights_pitch();
+            const uint32_t* from = block.inputs + position * block.position() + block.rows * across_ - 1;
+            for (int k = 0; k < block.words; ++k) to[k] = from[k * block.pitch];
+            std::fill(to + block.words, to + up(block.words, kLine), 0u);
         }
     }
 
@@ -125,6 +143,7 @@ class Winograd8 final : public AbstractConv8 {
                 for (int r = 0; r < group; ++r)
                     rows[r] = block.weights + (f + r) * weights + position * weights_pitch();
                 kernels_.wino_gemm(rows, group, inputs, block.words, block.pitch, block.rows * across_,
+                                   has_column(block) ? block.columns + position * weights_pitch() : nullptr,
                                    block.products + f * per_filter + position * block.pitch, per_filter);
             }
             fetch(filters + size, std::min(size, more), position);

@@ -118,9 +118,10 @@ struct Kernels8 {
                          int8_t* room, uint32_t* to, int64_t position);
 
     // out[r * ldo + t] = sum over k < count of the pairs in w[r][k] * v[k * pitch + t], t < n or more, to whole
-    // vectors.
+    // vectors. `column`: null, or the words of the last tile side by side, where it would have a vector for itself;
+    // zeros fill its own last vector.
     void (*wino_gemm)(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
-                      int32_t* out, int64_t ldo);
+                      const uint32_t* column, int32_t* out, int64_t ldo);
 
     // Sums of the pixels of tile rows, lines of `width`, from their products at all positions.
     void (*wino_output)(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums);

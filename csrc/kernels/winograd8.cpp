@@ -169,13 +169,28 @@ void rows_of(const uint32_t* const* w, const uint32_t* v, int count, int64_t pit
     }
 }
 
+// The sums of a tile whose words lie side by side, with zeros to the end of a vector.
 template <int Rows>
-void gemm_of(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n, int32_t* out,
-             int64_t ldo) {
+void column_of(const uint32_t* const* w, const uint32_t* column, int count, int32_t* out, int64_t ldo) {
+    ints sum[Rows] = {};
+    for (int k = 0; k < count; k += kLanes) {
+        const words pixels = load(column + k);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) sum[r] = multiplied_pairs(sum[r], pixels, load(w[r] + k));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) out[r * ldo] = total(sum[r]);
+}
+
+template <int Rows>
+void gemm_of(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
+             const uint32_t* column, int32_t* out, int64_t ldo) {
     if constexpr (Rows > 1)
-        if (rows < Rows) return gemm_of<Rows - 1>(w, rows, v, count, pitch, n, out, ldo);
-    rows_of<Rows, (kTileRows * kTileVectors / Rows < 6 ? kTileRows * kTileVectors / Rows : 6)>(
-        w, v, count, pitch, (n + kLanes - 1) / kLanes, out, ldo);
+        if (rows < Rows) return gemm_of<Rows - 1>(w, rows, v, count, pitch, n, column, out, ldo);
+    const int vectors = column ? n / kLanes : (n + kLanes - 1) / kLanes;
+    rows_of<Rows, (kTileRows * kTileVectors / Rows < 6 ? kTileRows * kTileVectors / Rows : 6)>(w, v, count, pitch,
+                                                                                                vectors, out, ldo);
+    if (column) column_of<Rows>(w, column, count, out + n - 1, ldo);
 }
 
 }  // namespace
@@ -225,9 +240,9 @@ void wino_input(const uint8_t* const* planes, const Tiles8& map, uint32_t* room,
         }
 }
 
-void wino_gemm(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n, int32_t* out,
-               int64_t ldo) {
-    gemm_of<kTileRows>(w, rows, v, count, pitch, n, out, ldo);
+void wino_gemm(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
+               const uint32_t* column, int32_t* out, int64_t ldo) {
+    gemm_of<kTileRows>(w, rows, v, count, pitch, n, column, out, ldo);
 }
 
 void wino_output(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums) {

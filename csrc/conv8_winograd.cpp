@@ -146,7 +146,11 @@ class Winograd8 final : public AbstractConv8 {
                                    has_column(block) ? block.columns + position * weights_pitch() : nullptr,
                                    block.products + f * per_filter + position * block.pitch, per_filter);
             }
-            fetch(filters + size, std::min(size, more), position);
+            // A share of the next filters' weights. In a function of its own, which has no effect, it would be left out.
+            const int64_t lines = weights_.row_pitch() / kLine8;
+            for (int f = 0; f < std::min(size, more); ++f)
+                for (int64_t l = lines * position / kPositions; l < lines * (position + 1) / kPositions; ++l)
+                    __builtin_prefetch(weights_.row(filters[size + f]) + l * kLine8, 0, 2);
         }
         const int first = block.row * 4, lines = std::min(4 * block.rows, y_.h - first);
         int32_t* sums = reinterpret_cast<int32_t*>(block.lines);
@@ -156,14 +160,6 @@ class Winograd8 final : public AbstractConv8 {
             end_filter(ending, 0, q_, call, filters[f], y_.area(), first * y_.w, q_.bias[filters[f]]);
             kernels_.finish(sums, lines * y_.w, ending, 0);
         }
-    }
-
-    // A position's share of the next filters' weights.
-    void fetch(const int* filters, int count, int position) const {
-        const int64_t lines = weights_.row_pitch() / kLine8;
-        for (int f = 0; f < count; ++f)
-            for (int64_t l = lines * position / kPositions; l < lines * (position + 1) / kPositions; ++l)
-                __builtin_prefetch(weights_.row(filters[f]) + l * kLine8, 0, 2);
     }
 
     const Kernels8& kernels_;

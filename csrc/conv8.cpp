@@ -12,7 +12,9 @@ constexpr int kSmall8 = 64;  // pixels of the largest map that make_dot8 takes
 
 bool always(const Op&, const Quantized&, Shape, Shape) { return true; }
 
-bool is_depthwise(const Op& op, const Quantized&, Shape x, Shape y) { return op.groups > 1 && op.groups == x.c && x.c == y.c; }
+bool is_depthwise(const Op& op, const Quantized&, Shape x, Shape y) {
+    return op.groups > 1 && op.groups == x.c && x.c == y.c;
+}
 
 bool is_not_depthwise(const Op& op, const Quantized& q, Shape x, Shape y) { return !is_depthwise(op, q, x, y); }
 

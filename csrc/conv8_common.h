@@ -127,7 +127,7 @@ class Weights8 {
     }
 
     const int8_t* row(int o) const { return reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_; }
-    int tap_pitch() const { return row_; }      // bytes
+    int tap_pitch() const { return row_; }  // bytes
     int64_t row_pitch() const { return pitch_; }
 
    private:

@@ -104,8 +104,7 @@ class Dot8 final : public AbstractConv8 {
                 const int line = (ky - down.begin) * op_.dilation.h * wide_;
                 const int step = op_.dilation.w == 1 ? across.end - across.begin : 1;  // taps that are neighbours
                 for (int kx = across.begin; kx < across.end; kx += step)
-                    alike.runs.push_back(
-                        {ky * op_.kernel.w + kx, line + (kx - across.begin) * op_.dilation.w, step});
+                    alike.runs.push_back({ky * op_.kernel.w + kx, line + (kx - across.begin) * op_.dilation.w, step});
             }
         }
         for (auto& [key, alike] : found) alike_.push_back(std::move(alike));

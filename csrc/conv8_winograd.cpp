@@ -86,7 +86,8 @@ class Winograd8 final : public AbstractConv8 {
     int64_t inputs_size(int rows) const { return kPositions * 4 * (words_ | 1) * pitch(rows); }
     int64_t inputs_room() const { return inputs_size(rows_); }
     int64_t lines_room() const {
-        const int64_t inputs = (10 * rows_ + 2) * wino_pitch8(across_), sums = int64_t(4) * rows_ * y_.w + kernels_.lanes;
+        const int64_t inputs = (10 * rows_ + 2) * wino_pitch8(across_),
+                      sums = int64_t(4) * rows_ * y_.w + kernels_.lanes;
         return up(4 * std::max(inputs, sums), kLine8) + kSlack8;
     }
     int64_t packed_room() const { return up(9 * (int64_t(x_.c) + 129), kLine8) + kSlack8; }
@@ -103,15 +104,13 @@ class Winograd8 final : public AbstractConv8 {
     }
 
     void transform_inputs(const ConvCall8& call, const Block& block, Range mine) const {
-        const Tiles8 map{x_.h,    x_.w,      op_.padding.top, op_.padding.left, q_.zero_in,
-                         across_, block.row, block.rows};
+        const Tiles8 map{x_.h, x_.w, op_.padding.top, op_.padding.left, q_.zero_in, across_, block.row, block.rows};
         const LiveInputs& live = block.live;
         for (int word = mine.begin; word < mine.end; ++word) {
             const uint8_t* planes[2];
             for (int c = 0; c < 2; ++c)  // one past the end meets weights of zero
                 planes[c] = call.x + int64_t(live.list[std::min(2 * word + c, live.count - 1)]) * x_.area();
-            kernels_.wino_input(planes, map, block.lines, block.inputs + word * block.pitch,
-                                block.position());
+            kernels_.wino_input(planes, map, block.lines, block.inputs + word * block.pitch, block.position());
         }
     }
 
@@ -146,7 +145,8 @@ class Winograd8 final : public AbstractConv8 {
                                    has_column(block) ? block.columns + position * weights_pitch() : nullptr,
                                    block.products + f * per_filter + position * block.pitch, per_filter);
             }
-            // A share of the next filters' weights. In a function of its own, which has no effect, it would be left out.
+            // A share of the next filters' weights. In a function of its own, which has no effect, it would be left
+            // out.
             const int64_t lines = weights_.row_pitch() / kLine8;
             for (int f = 0; f < std::min(size, more); ++f)
                 for (int64_t l = lines * position / kPositions; l < lines * (position + 1) / kPositions; ++l)
@@ -182,9 +182,11 @@ bool fits_winograd8(const Op& op, const Quantized& q, Shape x, Shape y) {
     const int8_t* weight = q.weight;
     for (int o = 0; o < y.c; ++o) {
         int64_t positive = 0, negative = 0;
-        for (int64_t k = 0; k < int64_t(x.c) * 9; ++k, ++weight) (*weight > 0 ? positive : negative) += std::abs(*weight);
+        for (int64_t k = 0; k < int64_t(x.c) * 9; ++k, ++weight)
+            (*weight > 0 ? positive : negative) += std::abs(*weight);
         const int64_t above = 255 - q.zero_in, below = q.zero_in;
-        if (std::max(above * positive + below * negative, above * negative + below * positive) >= kMostSum8) return false;
+        if (std::max(above * positive + below * negative, above * negative + below * positive) >= kMostSum8)
+            return false;
     }
     return true;
 }

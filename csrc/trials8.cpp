@@ -86,8 +86,8 @@ std::vector<std::string> tuned_algorithms8(const Program& program, const Op& op,
         room = std::max(room, needs);
     }
     Trial8 trial(op, quantized, x, y, flood, room);
-    const size_t best = fastest(
-        competitors.size(), [&](size_t i) { return trial.seconds(*competitors[i].conv); }, deadline);
+    const size_t best =
+        fastest(competitors.size(), [&](size_t i) { return trial.seconds(*competitors[i].conv); }, deadline);
     std::vector<std::string> found{competitors[best].name};
     for (const Competitor8& other : competitors)
         if (other.name != found[0]) found.push_back(other.name);

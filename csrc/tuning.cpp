@@ -186,9 +186,11 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
             words.emplace_back("-");
             continue;
         }
-        std::vector<std::string>& names = known[op.kind == Kind::conv ? shape_key(op, x, y) : shape_key(op, x, y) + "8"];
+        std::vector<std::string>& names =
+            known[op.kind == Kind::conv ? shape_key(op, x, y) : shape_key(op, x, y) + "8"];
         if (op.kind == Kind::conv8) {
-            if (names.empty()) names = tuned_algorithms8(program, op, *kernels8_of(kernels.name), limits, flood, deadline);
+            if (names.empty())
+                names = tuned_algorithms8(program, op, *kernels8_of(kernels.name), limits, flood, deadline);
             const std::vector<std::string> can = fitting_algorithms8(program, op);  // with its own weights
             words.push_back(*std::find_first_of(names.begin(), names.end(), can.begin(), can.end()));
             continue;

@@ -8,8 +8,8 @@
 
 namespace cofire {
 
-constexpr int kSlack8 = 64;   // bytes of room after every array that a kernel walks
-constexpr int kMaxRows8 = 8;  // the most that Kernels8::rows is
+constexpr int kSlack8 = 64;     // bytes of room after every array that a kernel walks
+constexpr int kMaxRows8 = 8;    // the most that Kernels8::rows is
 constexpr int kDotPixels8 = 4;  // that Kernels8::dot takes at a time
 
 // Where the sums of some filters go: Quantized in conv8.h has the formula. Pointers are null where there is nothing.

@@ -9,7 +9,7 @@ namespace COFIRE_ISA {
 namespace {
 
 constexpr uint32_t kInverse9 = 0x38E38E39;  // 9 times it is 1 modulo 2^32
-constexpr int kTilesAtOnce = kLanes / 4;      // that a vector of pixels has
+constexpr int kTilesAtOnce = kLanes / 4;    // that a vector of pixels has
 
 typedef int16_t halves __attribute__((vector_size(4 * kLanes), may_alias));
 
@@ -120,8 +120,8 @@ void pad(const uint8_t* const* planes, const Tiles8& map, uint32_t* to, int64_t 
         if (!inside) continue;
         const int64_t line = int64_t(top + l) * map.width;
         for (int i = map.left; i < end; i += kLanes) {
-            const words both = widened(load(planes[0] + line + i - map.left)) |
-                               widened(load(planes[1] + line + i - map.left)) << 16;
+            const words both =
+                widened(load(planes[0] + line + i - map.left)) | widened(load(planes[1] + line + i - map.left)) << 16;
             store(to + i, words(halves(both) - zero));
         }
         for (int i = end; i < length; i += kLanes) store(to + i, words{});
@@ -164,8 +164,7 @@ void rows_of(const uint32_t* const* w, const uint32_t* v, int count, int64_t pit
         for (int t = 0; t < fewer; ++t, v += (Vectors - 1) * kLanes, out += (Vectors - 1) * kLanes)
             tile<Rows, Vectors - 1>(w, v, count, pitch, out, ldo);
     } else {
-        for (int t = 0; t < vectors; ++t, v += kLanes, out += kLanes)
-            tile<Rows, 1>(w, v, count, pitch, out, ldo);
+        for (int t = 0; t < vectors; ++t, v += kLanes, out += kLanes) tile<Rows, 1>(w, v, count, pitch, out, ldo);
     }
 }
 
@@ -189,7 +188,7 @@ void gemm_of(const uint32_t* const* w, int rows, const uint32_t* v, int count, i
         if (rows < Rows) return gemm_of<Rows - 1>(w, rows, v, count, pitch, n, column, out, ldo);
     const int vectors = column ? n / kLanes : (n + kLanes - 1) / kLanes;
     rows_of<Rows, (kTileRows * kTileVectors / Rows < 6 ? kTileRows * kTileVectors / Rows : 6)>(w, v, count, pitch,
-                                                                                                vectors, out, ldo);
+                                                                                               vectors, out, ldo);
     if (column) column_of<Rows>(w, column, count, out + n - 1, ldo);
 }
 
@@ -219,8 +218,8 @@ void wino_input(const uint8_t* const* planes, const Tiles8& map, uint32_t* room,
 #pragma GCC unroll 4
             for (int m = 0; m < 4; ++m) {
                 const int number = !flat || part + m < parts ? part + m : parts - 1;
-                from[m] = halfway + (flat ? number / per_row : row) * 6 * pitch +
-                          (flat ? number % per_row : number) * kLanes;
+                from[m] =
+                    halfway + (flat ? number / per_row : row) * 6 * pitch + (flat ? number % per_row : number) * kLanes;
             }
             uint32_t* to = v + row * map.across + part * kTilesAtOnce;
             for (int i = 0; i < 6; ++i) {

@@ -110,11 +110,10 @@ class Trial {
             return std::min_element(least.begin() + begin, least.begin() + end) - least.begin();
         };
         const size_t one = best(0, convs_.size()), other = best(convs_.size(), least.size());
-        std::printf(
-            "%-17s %4dx%3dx%3d to %4d  %3.0f %%  %8.3f ms %7.1f GMAC/s %-9s  %8.3f ms %7.1f GMAC/s %-9s %5.2f", title,
-            x_.c, x_.h, x_.w, y_.c, 100 * share, 1e3 * least[one], 1e-9 * double(macs) / least[one],
-            convs_[one].name.c_str(), 1e3 * least[other], 1e-9 * double(macs) / least[other],
-            convs8_[other - convs_.size()].name.c_str(), least[one] / least[other]);
+        std::printf("%-17s %4dx%3dx%3d to %4d  %3.0f %%  %8.3f ms %7.1f GMAC/s %-9s  %8.3f ms %7.1f GMAC/s %-9s %5.2f",
+                    title, x_.c, x_.h, x_.w, y_.c, 100 * share, 1e3 * least[one], 1e-9 * double(macs) / least[one],
+                    convs_[one].name.c_str(), 1e3 * least[other], 1e-9 * double(macs) / least[other],
+                    convs8_[other - convs_.size()].name.c_str(), least[one] / least[other]);
         for (size_t i = convs_.size(); i < least.size() && convs8_.size() > 1; ++i)
             std::printf("  %s %.3f", convs8_[i - convs_.size()].name.c_str(), 1e3 * least[i]);
         std::printf("\n");

@@ -64,7 +64,7 @@ class AbstractConv8 {
 // arrays of `quantized` must outlive it.
 struct ConvAlgorithm8 {
     const char* name;
-    bool (*fits)(const Op& op, Shape x, Shape y);
+    bool (*fits)(const Op& op, const Quantized& quantized, Shape x, Shape y);
     std::unique_ptr<AbstractConv8> (*make)(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                            Shape y);
 };

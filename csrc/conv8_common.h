@@ -10,7 +10,10 @@ namespace cofire {
 
 using Make8 = std::unique_ptr<AbstractConv8>(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                              Shape y);
-Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8;
+Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8, make_winograd8;
+
+// Whether sums are small enough too.
+bool fits_winograd8(const Op& op, const Quantized& quantized, Shape x, Shape y);
 
 constexpr int kLine8 = 64;  // bytes of a cache line
 
@@ -123,9 +126,11 @@ class Weights8 {
         return ahead;
     }
 
-   private:
     const int8_t* row(int o) const { return reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_; }
+    int tap_pitch() const { return row_; }  // bytes
+    int64_t row_pitch() const { return pitch_; }
 
+   private:
     const Quantized q_;
     const int inputs_, taps_;
     const int row_;        // bytes of a tap's weights

@@ -1,13 +1,22 @@
-// Convs on maps of a few pixels, linear layers among them: a dot product along the weights for each pixel. The weights
-// are what takes the time, so inputs that are off are zeros here and only filters are skipped.
-#include <numeric>
+// Convs on small maps, linear layers among them: dot products along the channels, pixel by pixel. Taps that lie beside
+// the map are left out, which are half of all on the smallest maps. The weights are read as they lie, so that
+// inputs that are off are zeros here, unless a filter has so many products that it is worth to pack its weights.
+#include <map>
 
 #include "conv8_common.h"
 
 namespace cofire {
 namespace {
 
-constexpr int kGroup8 = 8;  // filters at a time
+constexpr int kRows8 = 4;     // filters at a time
+constexpr int kPacking8 = 6;  // products that take as long as to pack a cache line of weights
+
+// Pixels with the same taps inside the map.
+struct Alike {
+    std::vector<Run8> runs;
+    std::vector<int> pixels;  // of the output,
+    std::vector<int> first;   // and what the first tap of each reads
+};
 
 class Dot8 final : public AbstractConv8 {
    public:
@@ -18,63 +27,168 @@ class Dot8 final : public AbstractConv8 {
           x_(x),
           y_(y),
           taps_(op.kernel.h * op.kernel.w),
-          nk_(x.c * taps_),
-          pitch_(odd_lines((nk_ + 3) / 4) * 4),
-          pixels_(pixels_of(op, x, y)),
+          row_(up(x.c, kLine8)),
+          pitch_(odd_lines(taps_ * row_ / 4) * 4),
+          // Paddings that are no zeros to the products must be there.
+          border_(quantized.zero_in == 0 ? Padding{0, 0, 0, 0} : op.padding),
+          high_(x.h + border_.top + border_.bottom),
+          wide_(x.w + border_.left + border_.right),
           memory_((y.c * pitch_ + kSlack8) / 4),
-          starts_(y.c) {
-        int8_t* to = reinterpret_cast<int8_t*>(memory_.data());
+          totals_(y.c) {
         for (int o = 0; o < y.c; ++o) {
-            const int8_t* weights = q_.weight + int64_t(o) * nk_;
-            std::copy_n(weights, nk_, to + o * pitch_);
-            starts_[o] = start_of(q_, o, std::accumulate(weights, weights + nk_, int32_t(0)));
+            int8_t* to = reinterpret_cast<int8_t*>(memory_.data()) + o * pitch_;
+            const int8_t* from = q_.weight + int64_t(o) * x.c * taps_;
+            for (int i = 0; i < x.c; ++i)
+                for (int tap = 0; tap < taps_; ++tap, ++from) to[tap * row_ + i] = *from, totals_[o] += *from;
         }
+        find_taps();
     }
 
-    int64_t room(int) const override { return y_.area() * pitch_ + up(x_.area() + 1, kLine8) + kSlack8; }
+    int64_t room(int threads) const override { return inputs_room() + threads * own_room() + kSlack8; }
 
     int64_t run(const ConvCall8& call, const Member& member) const override {
-        uint8_t* columns = call.room;
-        if (member.first()) gather(call, columns, call.room + y_.area() * pitch_);
+        uint8_t* own = call.room + inputs_room() + member.thread * own_room();
+        LiveInputs live(call.in, call.n_in, 0, x_.c, own);
+        const int64_t row = up(call.n_in, kLine8);
+        const int fewer = int((row_ - row) / kLine8);
+        live.whole = kernels_.channels != 4 || fewer * products_ <= kPacking8 * taps_ * (row_ / kLine8);
+        const Walk walk{live, live.whole ? row_ : row, call.room, own + LiveInputs::room(x_.c),
+                        own + own_room() - planes_room()};
+        lay_inputs(call, walk, member);
         member.meet();
         const Range mine = member.share(call.n_out);
-        const int8_t* weights = reinterpret_cast<const int8_t*>(memory_.data());
-        Ending8 ending = ending_of(q_);
-        int32_t sums[kGroup8 * kFewPixels];
         for (int f = mine.begin, size; f < mine.end; f += size) {
-            size = std::min(kGroup8, mine.end - f);
-            const int8_t* rows[kGroup8];
-            for (int r = 0; r < size; ++r) rows[r] = weights + call.out[f + r] * pitch_;
-            kernels_.dot(rows, size, nk_, columns, pitch_, y_.area(), sums);
-            for (int r = 0; r < size; ++r) {
-                end_filter(ending, 0, q_, call, call.out[f + r], y_.area(), 0, starts_[call.out[f + r]]);
-                kernels_.finish(sums + r * y_.area(), y_.area(), ending, 0);
-            }
+            size = group_size(mine.end - f, kRows8);
+            multiply(call, walk, call.out + f, size, mine.end - f - size);
         }
         keep_residuals(kernels_, q_, call, y_, member);
         return int64_t(mine.end - mine.begin) * call.n_in * taps_ * y_.area();
     }
 
    private:
-    void gather(const ConvCall8& call, uint8_t* columns, uint8_t* plane) const {
-        std::fill_n(columns, y_.area() * pitch_, uint8_t(q_.zero_in));
-        for (int k = 0; k < call.n_in; ++k) {
-            *std::copy_n(call.x + int64_t(call.in[k]) * x_.area(), x_.area(), plane) = uint8_t(q_.zero_in);
-            uint8_t* to = columns + int64_t(call.in[k]) * taps_;
-            for (int tap = 0, i = 0; tap < taps_; ++tap)
-                for (int pixel = 0; pixel < y_.area(); ++pixel, ++i) to[pixel * pitch_ + tap] = plane[pixels_[i]];
+    struct Walk {
+        const LiveInputs& live;
+        const int64_t row;  // bytes of a pixel's inputs, and of a tap's weights
+        uint8_t *inputs, *weights, *planes;
+    };
+
+    int64_t inputs_room() const { return int64_t(high_) * wide_ * row_; }
+    int64_t weights_room() const { return taps_ * row_ + 2 * kSlack8; }  // of one filter
+    int64_t sums_room() const { return up(4 * y_.area(), kLine8) + kSlack8; }
+    int64_t planes_room() const { return 2 * up(x_.area(), kLine8); }
+    int64_t own_room() const {
+        return LiveInputs::room(x_.c) + kRows8 * (weights_room() + sums_room()) + planes_room();
+    }
+    bool has_border() const { return wide_ > x_.w || high_ > x_.h; }
+
+    // The taps [begin, end) of a line or column that read inside, from `start` on.
+    static Range inside(int start, int dilation, int taps, int length) {
+        const int begin = start < 0 ? std::min((-start + dilation - 1) / dilation, taps) : 0;
+        const int end = start < length ? std::min((length - 1 - start) / dilation + 1, taps) : 0;
+        return {begin, std::max(begin, end)};
+    }
+
+    void find_taps() {
+        std::map<std::vector<int>, Alike> found;
+        for (int pixel = 0; pixel < y_.area(); ++pixel) {
+            const int top = pixel / y_.w * op_.stride.h - op_.padding.top + border_.top;
+            const int left = pixel % y_.w * op_.stride.w - op_.padding.left + border_.left;
+            const Range down = inside(top, op_.dilation.h, op_.kernel.h, high_);
+            const Range across = inside(left, op_.dilation.w, op_.kernel.w, wide_);
+            products_ += int64_t(down.end - down.begin) * (across.end - across.begin);
+            Alike& alike = found[{down.begin, down.end, across.begin, across.end}];
+            alike.pixels.push_back(pixel);
+            alike.first.push_back((top + down.begin * op_.dilation.h) * wide_ + left + across.begin * op_.dilation.w);
+            if (alike.pixels.size() > 1 || across.begin == across.end) continue;
+            for (int ky = down.begin; ky < down.end; ++ky) {
+                const int line = (ky - down.begin) * op_.dilation.h * wide_;
+                const int step = op_.dilation.w == 1 ? across.end - across.begin : 1;  // taps that are neighbours
+                for (int kx = across.begin; kx < across.end; kx += step)
+                    alike.runs.push_back({ky * op_.kernel.w + kx, line + (kx - across.begin) * op_.dilation.w, step});
+            }
         }
+        for (auto& [key, alike] : found) alike_.push_back(std::move(alike));
+    }
+
+    // The inputs of each pixel side by side, those that are live or all, and zeros behind them.
+    void lay_inputs(const ConvCall8& call, const Walk& walk, const Member& member) const {
+        const int channels = walk.live.whole ? x_.c : walk.live.count;
+        uint8_t *dead = walk.planes, *none = dead + up(x_.area(), kLine8);
+        std::fill_n(dead, x_.area(), uint8_t(q_.zero_in));
+        std::fill_n(none, x_.area(), uint8_t(0));
+        const Range mine = member.share(int(walk.row / 4));
+        for (int word = mine.begin; word < mine.end; ++word) {
+            const uint8_t* planes[4];
+            uint8_t* to = walk.inputs + 4 * word;
+            for (int c = 0; c < 4; ++c) {
+                const int k = 4 * word + c, i = k >= channels ? -1 : walk.live.whole ? k : walk.live.list[k];
+                planes[c] = i < 0 ? none : walk.live.has(i) ? call.x + int64_t(i) * x_.area() : dead;
+                for (int pixel = 0; has_border() && pixel < high_ * wide_; ++pixel)
+                    to[pixel * walk.row + c] = i < 0 ? uint8_t(0) : uint8_t(q_.zero_in);
+            }
+            to += (int64_t(border_.top) * wide_ + border_.left) * walk.row;
+            for (int y = 0, pixel = 0; y < x_.h; ++y, to += (wide_ - x_.w) * walk.row)
+                for (int x = 0; x < x_.w; ++x, ++pixel, to += walk.row)
+                    for (int c = 0; c < 4; ++c) to[c] = planes[c][pixel];
+        }
+    }
+
+    void multiply(const ConvCall8& call, const Walk& walk, const int* filters, int size, int more) const {
+        const int8_t* memory = reinterpret_cast<const int8_t*>(memory_.data());
+        const int8_t* rows[kRows8];
+        int32_t starts[kRows8];
+        for (int r = 0; r < size; ++r) {
+            const int8_t* row = memory + filters[r] * pitch_;
+            rows[r] = walk.live.whole ? row : pack(walk, row, walk.weights + r * weights_room(), &starts[r]);
+            if (walk.live.whole) starts[r] = totals_[filters[r]];
+        }
+        int32_t* sums = reinterpret_cast<int32_t*>(walk.weights + kRows8 * weights_room());
+        const int64_t pitch = sums_room() / 4, lines = pitch_ / kLine8;
+        int64_t fetched = 0;  // lines of each filter that comes then
+        int done = 0;
+        for (const Alike& alike : alike_)
+            for (size_t begin = 0; begin < alike.pixels.size(); begin += kDotPixels8) {
+                const int count = int(std::min(alike.pixels.size() - begin, size_t(kDotPixels8)));
+                const uint8_t* x[kDotPixels8];
+                for (int i = 0; i < count; ++i) x[i] = walk.inputs + alike.first[begin + i] * walk.row;
+                done += count;
+                for (; fetched < lines * done / y_.area(); ++fetched)
+                    for (int r = 0; r < std::min(size, more); ++r)
+                        __builtin_prefetch(memory + filters[size + r] * pitch_ + fetched * kLine8, 0, 2);
+                int32_t found[kRows8 * kDotPixels8 + 3];
+                kernels_.dot(rows, size, alike.runs.data(), int(alike.runs.size()), walk.row, x, count, found);
+                for (int r = 0; r < size; ++r)
+                    for (int i = 0; i < count; ++i) sums[r * pitch + alike.pixels[begin + i]] = found[r * count + i];
+            }
+        Ending8 ending = ending_of(q_);
+        for (int r = 0; r < size; ++r) {
+            end_filter(ending, 0, q_, call, filters[r], y_.area(), 0, start_of(q_, filters[r], starts[r]));
+            kernels_.finish(sums + r * pitch, y_.area(), ending, 0);
+        }
+    }
+
+    // A filter's weights for live inputs. Whatever lies behind them in a row meets inputs of zero.
+    const int8_t* pack(const Walk& walk, const int8_t* row, uint8_t* to, int32_t* total) const {
+        *total = 0;
+        for (int tap = 0; tap < taps_; ++tap)
+            *total += kernels_.gather(row + tap * row_, walk.live.list, walk.live.count, walk.live.bits, x_.c,
+                                      reinterpret_cast<uint32_t*>(to + tap * walk.row));
+        return reinterpret_cast<const int8_t*>(to);
     }
 
     const Kernels8& kernels_;
     const Op& op_;
     const Quantized q_;
     const Shape x_, y_;
-    const int taps_, nk_;
-    const int64_t pitch_;  // bytes of a filter's weights, and of a pixel's inputs
-    const std::vector<int> pixels_;
+    const int taps_;
+    const int64_t row_;    // bytes of a tap's weights
+    const int64_t pitch_;  // bytes of a filter's
+    const Padding border_;
+    const int high_, wide_;  // of a map with its border
     Floats memory_;
-    std::vector<int32_t> starts_;  // what each filter's sums start with
+    std::vector<int32_t> totals_;  // of each filter's weights
+    std::vector<Alike> alike_;
+    int64_t products_ = 0;  // taps of all pixels
 };
 
 }  // namespace

@@ -1,44 +1,26 @@
 #include "tuning.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <sstream>
 #include <stdexcept>
 
-#include "conv8.h"
 #include "conv_common.h"
 #include "denormals.h"
+#include "trials.h"
 
 namespace cofire {
 
 namespace {
 
-constexpr double kKeep = 0.7;        // share of filters and inputs that are on while a gated conv is timed
 constexpr int64_t kCache = 4 << 20;  // floats that may well stay in the last-level cache between two images
 // Floats read between two tries, for an image's other convs come between: they empty all caches, or all but the last.
 constexpr int64_t kMemory = 12 << 20, kNear = 512 << 10;
-constexpr int kRounds = 10;
 constexpr int kSample = 8;             // pixels along the side of a map that errors are measured on
 constexpr int kTogether = 16;          // filters whose errors are measured together
 constexpr double kOverflowing = 1e60;  // squares of weights whose sums may well leave float32: each would be repaired
-constexpr double kMostTried = double(int64_t(1) << 32);  // steps of work: a conv that takes longer is not timed
-constexpr double kHopeless = 1.3;                        // times the best after the first rounds: not tried again
-
-double seconds_now() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Every channel, or evenly spread ones.
-std::vector<int> some(int n, double share) {
-    std::vector<int> found;
-    for (int c = 0; c < n; ++c)
-        if (int((c + 1) * share) > int(c * share)) found.push_back(c);
-    if (found.empty()) found.push_back(0);
-    return found;
-}
 
 // Numbers between -1 and 1 with a variance of a third, the same each time.
 void fill_randomly(Floats* values) {
@@ -75,8 +57,7 @@ struct Trial {
     }
 
     double time(const AbstractConv& conv, Floats& room) {
-        float sum = 0;
-        for (size_t i = 0; i < flood.size(); i += kLine) sum += flood[i];
+        float sum = read_all(flood);
         for (int64_t i = 0; i < input.size(); i += kLine) sum += input[i];  // the op before has just written it
         output[0] = sum;                                                    // so that the reading is not left out
         const double begin = seconds_now();
@@ -84,28 +65,17 @@ struct Trial {
         return seconds_now() - begin;
     }
 
-    // The fastest algorithm. They take turns, so that a busy machine hits all alike; the best try counts. When the time
-    // is over, what is known has to do.
     std::string fastest(const std::vector<Competitor>& competitors, double deadline) {
         int64_t most = 0;
         for (const Competitor& competitor : competitors) most = std::max(most, competitor.conv->room(1));
         Floats room(most);
-        std::vector<double> least(competitors.size(), std::numeric_limits<double>::infinity());
-        const auto best = [&] { return std::min_element(least.begin(), least.end()); };
-        for (int round = 0; round <= kRounds && seconds_now() < deadline; ++round) {
-            const double limit = kHopeless * *best();
-            for (size_t i = 0; i < competitors.size() && seconds_now() < deadline; ++i) {
-                if (round > 2 && least[i] > limit) continue;
-                const double seconds = time(*competitors[i].conv, room);
-                if (round > 0) least[i] = std::min(least[i], seconds);
-            }
-        }
-        return competitors[best() - least.begin()].name;
+        const auto seconds = [&](size_t i) { return time(*competitors[i].conv, room); };
+        return competitors[cofire::fastest(competitors.size(), seconds, deadline)].name;
     }
 };
 
 Trial trial_of(const Op& op, Shape x, Shape y, const std::vector<float>& flood) {
-    const double keep = op.group >= 0 ? kKeep : 1;
+    const double keep = share_on(op);
     Trial trial{op,   x, y, some(x.c, keep), some(y.c, keep), Floats(x.size() + kSlack), Floats(y.size() + kSlack),
                 flood};
     fill_randomly(&trial.input);
@@ -125,13 +95,6 @@ std::vector<Competitor> competitors_of(const Op& op, Shape x, Shape y, const Ker
             found.push_back({name, std::move(conv)});
     }
     return found;
-}
-
-std::vector<std::string> fitting_algorithms8(const Op& op, Shape x, Shape y) {
-    std::vector<std::string> names;
-    for (const ConvAlgorithm8& algorithm : conv8_algorithms())
-        if (algorithm.fits(op, x, y)) names.emplace_back(algorithm.name);
-    return names;
 }
 
 std::string shape_key(const Op& op, Shape x, Shape y) {
@@ -211,7 +174,7 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
     const double deadline = seconds_now() + seconds;
     int64_t weights = 0;
     for (const Op& op : program.ops)
-        if (op.kind == Kind::conv)
+        if (op.kind == Kind::conv || op.kind == Kind::conv8)
             weights += program.buffers[op.src[0]].c / op.groups * int64_t(program.buffers[op.dst].c) * op.kernel.h *
                        op.kernel.w;
     const std::vector<float> flood(seconds <= 0 ? 0 : 2 * weights > kCache ? kMemory : kNear, 1.0f);
@@ -219,11 +182,19 @@ std::vector<std::string> tune(const Program& program, const Kernels& kernels, co
     std::vector<std::string> words;
     for (const Op& op : program.ops) {
         const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
-        if (op.kind != Kind::conv) {
-            words.push_back(op.kind == Kind::conv8 ? fitting_algorithms8(op, x, y).front() : "-");
+        if (op.kind != Kind::conv && op.kind != Kind::conv8) {
+            words.emplace_back("-");
             continue;
         }
-        std::vector<std::string>& names = known[shape_key(op, x, y)];
+        std::vector<std::string>& names =
+            known[op.kind == Kind::conv ? shape_key(op, x, y) : shape_key(op, x, y) + "8"];
+        if (op.kind == Kind::conv8) {
+            if (names.empty())
+                names = tuned_algorithms8(program, op, *kernels8_of(kernels.name), limits, flood, deadline);
+            const std::vector<std::string> can = fitting_algorithms8(program, op);  // with its own weights
+            words.push_back(*std::find_first_of(names.begin(), names.end(), can.begin(), can.end()));
+            continue;
+        }
         if (names.empty()) {
             Arena arena = seconds > 0 ? Arena() : Arena(0);
             const std::vector<Competitor> competitors = competitors_of(op, x, y, kernels, limits, arena);
@@ -252,7 +223,7 @@ std::vector<std::string> parse_tuning(const Program& program, const Kernels& ker
         std::vector<std::string> names{"-"};
         const Shape x = program.buffers[op.src[0]], y = program.buffers[op.dst];
         if (op.kind == Kind::conv) names = fitting_algorithms(op, x, y);
-        if (op.kind == Kind::conv8) names = fitting_algorithms8(op, x, y);
+        if (op.kind == Kind::conv8) names = fitting_algorithms8(program, op);
         if (std::find(names.begin(), names.end(), words[i]) == names.end())
             throw std::runtime_error("tuning of op '" + op.name + "' cannot be '" + words[i] +
                                      "'; delete the tuning file");

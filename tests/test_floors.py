@@ -43,6 +43,14 @@ def test_winograd_multiplies_less(stride: int, kernel: int, algorithm: str, fewe
     assert load.products == pytest.approx(1000 * fewer)
 
 
+def test_winograd_on_bytes_reads_the_weights_as_they_are() -> None:
+    table, tensors = table_of(1, 3)
+    table["ops"][0]["kind"] = "conv8"
+    (direct,), (winograd,) = (loads(table, tensors, [name], [1000.0], [1.0]) for name in ("gemm", "wino4"))
+    assert winograd.bytes == direct.bytes
+    assert winograd.products == direct.products / 4
+
+
 def test_floors_by_hand() -> None:
     speeds = Speeds(1e9, 4e9, 1e10)
     assert Load(2e6, 1e7, False).floors(speeds) == (2.0, 1.0)

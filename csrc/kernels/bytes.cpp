@@ -1,5 +1,6 @@
 // Convs on bytes: filters times pixels in words of channels, and what becomes of the sums.
 #include "ending8.h"
+#include "functions8.h"
 #include "vec8.h"
 
 #define COFIRE_TEXT(x) #x
@@ -126,9 +127,7 @@ void finish(const int32_t* sums, int n, const Ending8& ending, int row) {
         finish_vectors<1>(&sum, i, rounding, filter, kept);
     }
     if (i < n) {
-        ints sum = {};
-        for (int j = 0; sums && j < n - i; ++j) sum[j] = sums[i + j];
-        finish_some(wrapped(sum, start), i, n - i, rounding, filter, kept);
+        finish_some(sums ? wrapped(load(sums + i), start) : start, i, n - i, rounding, filter, kept);
     }
     kept.end(ending, row);
 }
@@ -156,40 +155,6 @@ void interleave(const uint8_t* const* planes, int step, int n, uint32_t* to) {
         for (int c = 0; c < kChannels; ++c) to[i] |= uint32_t(planes[c][int64_t(i) * step]) << c * kBits;
     }
 }
-
-// A whole vector of weights, and the inputs that they meet.
-#if defined(__AVX512VNNI__)
-constexpr int kAlong = 64;
-inline words weights_at(const int8_t* p) { return words(_mm512_loadu_si512(p)); }
-inline words inputs_at(const uint8_t* p) { return words(_mm512_loadu_si512(p)); }
-#else
-constexpr int kAlong = 2 * kLanes;
-#if defined(__AVX512BW__)
-inline words weights_at(const int8_t* p) {
-    return words(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-}
-inline words inputs_at(const uint8_t* p) {
-    return words(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-}
-#elif defined(__AVX2__)
-inline words weights_at(const int8_t* p) {
-    return words(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-inline words inputs_at(const uint8_t* p) {
-    return words(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-#else
-typedef int16_t wider __attribute__((vector_size(4 * kLanes)));
-inline words weights_at(const int8_t* p) {
-    typedef int8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
-    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
-}
-inline words inputs_at(const uint8_t* p) {
-    typedef uint8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
-    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
-}
-#endif
-#endif
 
 #if defined(__AVX512VNNI__)
 
@@ -296,35 +261,6 @@ int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int inp
 
 #endif
 
-// Filters and pixels so that the weights are read once.
-template <int Rows, int Count>
-void dots(const int8_t* const* w, int n, const uint8_t* x, int64_t ldx, int32_t* sums) {
-    ints sum[Rows][Count] = {};
-    for (int k = 0; k < n; k += kAlong) {
-#pragma GCC unroll 4
-        for (int r = 0; r < Rows; ++r) {
-            const words weights = weights_at(w[r] + k);
-#pragma GCC unroll 4
-            for (int i = 0; i < Count; ++i) sum[r][i] = multiplied(sum[r][i], inputs_at(x + i * ldx + k), weights);
-        }
-    }
-    for (int r = 0; r < Rows; ++r)
-        for (int i = 0; i < Count; ++i) sums[r * Count + i] = total(sum[r][i]);
-}
-
-template <int Count>
-void dot_of(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums) {
-    if constexpr (Count > 1)
-        if (count < Count) return dot_of<Count - 1>(w, rows, n, x, ldx, count, sums);
-    int r = 0;
-    for (; r + 4 <= rows; r += 4) dots<4, Count>(w + r, n, x, ldx, sums + r * Count);
-    for (; r < rows; ++r) dots<1, Count>(w + r, n, x, ldx, sums + r * Count);
-}
-
-void dot(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums) {
-    dot_of<4>(w, rows, n, x, ldx, count, sums);
-}
-
 }  // namespace
 
 extern const Kernels8 kernels8;
@@ -337,6 +273,10 @@ const Kernels8 kernels8{COFIRE_NAME(COFIRE_ISA),
                         gather,
                         gemm,
                         dot,
+                        wino_input,
+                        wino_weights,
+                        wino_gemm,
+                        wino_output,
                         depthwise,
                         finish};
 

@@ -8,8 +8,9 @@
 
 namespace cofire {
 
-constexpr int kSlack8 = 64;   // bytes of room after every array that a kernel walks
-constexpr int kMaxRows8 = 8;  // the most that Kernels8::rows is
+constexpr int kSlack8 = 64;     // bytes of room after every array that a kernel walks
+constexpr int kMaxRows8 = 8;    // the most that Kernels8::rows is
+constexpr int kDotPixels8 = 4;  // that Kernels8::dot takes at a time
 
 // Where the sums of some filters go: Quantized in conv8.h has the formula. Pointers are null where there is nothing.
 struct Ending8 {
@@ -44,6 +45,11 @@ struct Ahead8 {
     int64_t pitch;
 };
 
+// Neighbouring taps that meet neighbouring pixels: tap + t meets the pixel at x + pixel + t, t < taps.
+struct Run8 {
+    int tap, pixel, taps;
+};
+
 // Where the taps of a depthwise conv lie. Vectors of pixels are `rows` output lines of a strip of `width` columns. Each
 // line of the kernel has for each vector a table of up to 64 bytes: those of the plane from `at` on fill the places of
 // the ones in `inside`, the others are paddings.
@@ -66,6 +72,15 @@ struct Depthwise8Map {
     const uint8_t* order;  // (word, 64): places of the table that make the words of a vector
 };
 
+// The tile rows [row, row + rows) of a map of 4 x 4 outputs each, `across` in a row, that a 3 x 3 conv makes of planes
+// with paddings of `top` and `left`.
+struct Tiles8 {
+    int height, width, top, left, zero;
+    int across, row, rows;
+};
+// Words of a line that wino_input works on; it has 10 * rows + 2 of them.
+constexpr int64_t wino_pitch8(int across) { return 4 * ((int64_t(across) + 15) / 16 * 16) + 32; }
+
 // The microkernels on bytes of one instruction set.
 struct Kernels8 {
     const char* name;
@@ -86,14 +101,36 @@ struct Kernels8 {
     void (*gemm)(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending,
                  const Ahead8* ahead);
 
-    // sums[r * count + i] = sum over k < n of w[r][k] * x[i * ldx + k], for count <= 4. Arrays end on whole cache
-    // lines, with zeros behind the weights.
-    void (*dot)(const int8_t* const* w, int rows, int n, const uint8_t* x, int64_t ldx, int count, int32_t* sums);
+    // sums[r * pixels + i] = the products of w[r] with pixel i over all runs, for up to kMaxRows8 rows and kDotPixels8
+    // pixels. Inputs of a pixel lie side by side, `row` bytes for each tap of the weights and each pixel, whole
+    // cache lines. Up to 3 sums more are written.
+    void (*dot)(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
+                int pixels, int32_t* sums);
+
+    // Winograd, at 36 positions of each tile. Words of the transformed inputs of two planes: tile t at position p goes
+    // to v[p * position + t]. Up to a vector past a tile row is written.
+    void (*wino_input)(const uint8_t* const* planes, const Tiles8& map, uint32_t* room, uint32_t* v, int64_t position);
+
+    // Words of a filter's transformed weights for the inputs in[k], k < n, which `on` has as bits: word k at position p
+    // goes to to[p * position + k], up to a vector more is written. The weights of each tap lie `row` apart. `room`:
+    // n + 129 bytes for each tap.
+    void (*wino_weights)(const int8_t* taps, int64_t row, const int* in, int n, const uint64_t* on, int inputs,
+                         int8_t* room, uint32_t* to, int64_t position);
+
+    // out[r * ldo + t] = sum over k < count of the pairs in w[r][k] * v[k * pitch + t], t < n or more, to whole
+    // vectors. `column`: null, or the words of the last tile side by side, where it would have a vector for itself;
+    // zeros fill its own last vector.
+    void (*wino_gemm)(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
+                      const uint32_t* column, int32_t* out, int64_t ldo);
+
+    // Sums of the pixels of tile rows, lines of `width`, from their products at all positions.
+    void (*wino_output)(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums);
 
     // One filter of a depthwise conv; null where there is nothing faster than gemm.
     void (*depthwise)(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending);
 
-    // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start.
+    // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start. Whole vectors of sums
+    // are read.
     void (*finish)(const int32_t* sums, int n, const Ending8& ending, int row);
 };
 

@@ -136,10 +136,10 @@ inline void put(uint8_t* to, const ints* x) {
 // Sums wrap around, also in lanes that hold nothing yet.
 inline ints wrapped(ints x, ints y) { return ints(words(x) + words(y)); }
 
-// sum + the products of the channels in a word of pixels and a word of weights
-inline ints multiplied(ints sum, words pixels, words weights) {
+// sum + the products of the two channels of 16 bits in words
+inline ints multiplied_pairs(ints sum, words pixels, words weights) {
 #if defined(__AVX512VNNI__)
-    return ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
+    return ints(_mm512_dpwssd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
 #elif defined(__AVX512BW__)
     return wrapped(sum, ints(_mm512_madd_epi16(__m512i(pixels), __m512i(weights))));
 #elif defined(__AVX2__)
@@ -151,6 +151,49 @@ inline ints multiplied(ints sum, words pixels, words weights) {
     return wrapped(wrapped(sum, low * (ints(weights << 16) >> 16)), high * (ints(weights) >> 16));
 #endif
 }
+
+// sum + the products of the channels in a word of pixels and a word of weights
+inline ints multiplied(ints sum, words pixels, words weights) {
+#if defined(__AVX512VNNI__)
+    return ints(_mm512_dpbusd_epi32(__m512i(sum), __m512i(pixels), __m512i(weights)));
+#else
+    return multiplied_pairs(sum, pixels, weights);
+#endif
+}
+
+// A whole vector of weights, and the inputs that they meet.
+#if defined(__AVX512VNNI__)
+constexpr int kAlong = 64;
+inline words weights_at(const int8_t* p) { return words(_mm512_loadu_si512(p)); }
+inline words inputs_at(const uint8_t* p) { return words(_mm512_loadu_si512(p)); }
+#else
+constexpr int kAlong = 2 * kLanes;
+#if defined(__AVX512BW__)
+inline words weights_at(const int8_t* p) {
+    return words(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+inline words inputs_at(const uint8_t* p) {
+    return words(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+#elif defined(__AVX2__)
+inline words weights_at(const int8_t* p) {
+    return words(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline words inputs_at(const uint8_t* p) {
+    return words(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#else
+typedef int16_t wider __attribute__((vector_size(4 * kLanes)));
+inline words weights_at(const int8_t* p) {
+    typedef int8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
+    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
+}
+inline words inputs_at(const uint8_t* p) {
+    typedef uint8_t part __attribute__((vector_size(kAlong), aligned(1), may_alias));
+    return words(__builtin_convertvector(*reinterpret_cast<const part*>(p), wider));
+}
+#endif
+#endif
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

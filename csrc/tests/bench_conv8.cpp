@@ -82,7 +82,7 @@ class Trial {
         op_.kind = Kind::conv, op_.kernel = {layer.kernel, layer.kernel}, op_.stride = {layer.stride, layer.stride};
         op_.padding = {padding, padding, padding, padding}, op_.groups = layer.groups, op_.act = Act::relu;
         for (size_t i = 0; i < weight_.size(); ++i) {
-            weight8_[i] = int8_t(random_bits() % 255 - 127);
+            weight8_[i] = int8_t(random_bits() % 127 - 63);
             weight_[i] = float(weight8_[i]);
         }
         for (int64_t i = 0; i < x_.size(); ++i) input8_[i] = uint8_t(random_bits()), input_[i] = float(input8_[i]);
@@ -92,7 +92,7 @@ class Trial {
         for (const std::string& name : fitting_algorithms(op_, x_, y_))
             if (name != "ref") convs_.push_back({name, make_conv(name, kernels, op_, x_, y_, arena_)});
         for (const ConvAlgorithm8& algorithm : conv8_algorithms())
-            if (algorithm.fits(op_, x_, y_) && algorithm.name != std::string("ref"))
+            if (algorithm.fits(op_, quantized, x_, y_) && algorithm.name != std::string("ref"))
                 convs8_.push_back({algorithm.name, algorithm.make(kernels8, op_, quantized, x_, y_)});
     }
 
@@ -110,11 +110,13 @@ class Trial {
             return std::min_element(least.begin() + begin, least.begin() + end) - least.begin();
         };
         const size_t one = best(0, convs_.size()), other = best(convs_.size(), least.size());
-        std::printf(
-            "%-17s %4dx%3dx%3d to %4d  %3.0f %%  %8.3f ms %7.1f GMAC/s %-9s  %8.3f ms %7.1f GMAC/s %-9s %5.2f\n", title,
-            x_.c, x_.h, x_.w, y_.c, 100 * share, 1e3 * least[one], 1e-9 * double(macs) / least[one],
-            convs_[one].name.c_str(), 1e3 * least[other], 1e-9 * double(macs) / least[other],
-            convs8_[other - convs_.size()].name.c_str(), least[one] / least[other]);
+        std::printf("%-17s %4dx%3dx%3d to %4d  %3.0f %%  %8.3f ms %7.1f GMAC/s %-9s  %8.3f ms %7.1f GMAC/s %-9s %5.2f",
+                    title, x_.c, x_.h, x_.w, y_.c, 100 * share, 1e3 * least[one], 1e-9 * double(macs) / least[one],
+                    convs_[one].name.c_str(), 1e3 * least[other], 1e-9 * double(macs) / least[other],
+                    convs8_[other - convs_.size()].name.c_str(), least[one] / least[other]);
+        for (size_t i = convs_.size(); i < least.size() && convs8_.size() > 1; ++i)
+            std::printf("  %s %.3f", convs8_[i - convs_.size()].name.c_str(), 1e3 * least[i]);
+        std::printf("\n");
     }
 
    private:

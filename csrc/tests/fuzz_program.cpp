@@ -16,8 +16,8 @@
 #include "build_program.h"
 #ifdef COFIRE_FUZZ_RUN
 #include "../conv.h"
-#include "../conv8.h"
 #include "../engine.h"
+#include "../trials.h"
 #endif
 
 namespace {
@@ -503,12 +503,7 @@ std::string random_tuning(const Program& program, SplitMix* random) {
         std::vector<std::string> can{"-"};
         if (op.kind == Kind::conv)
             can = fitting_algorithms(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]);
-        if (op.kind == Kind::conv8) {
-            can.clear();
-            for (const ConvAlgorithm8& algorithm : conv8_algorithms())
-                if (algorithm.fits(op, program.buffers[size_t(op.src[0])], program.buffers[size_t(op.dst)]))
-                    can.emplace_back(algorithm.name);
-        }
+        if (op.kind == Kind::conv8) can = fitting_algorithms8(program, op);
         text += (text.empty() ? "" : " ") + can[random->below(can.size())];
     }
     return text;

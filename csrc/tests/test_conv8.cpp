@@ -255,7 +255,7 @@ void compare(const Case& one, const std::string& what) {
     const Kernels8& any = *sets()[0];
     const Result wanted = one.run(*make_conv8("ref", any, one.op, one.q, one.x, one.y), 1, 0x55);
     for (const ConvAlgorithm8& algorithm : conv8_algorithms()) {
-        if (!algorithm.fits(one.op, one.x, one.y)) continue;
+        if (!algorithm.fits(one.op, one.q, one.x, one.y)) continue;
         for (const Kernels8* kernels : sets()) {
             const auto conv = algorithm.make(*kernels, one.op, one.q, one.x, one.y);
             for (const int threads : {1, 2}) {
@@ -278,6 +278,26 @@ void test_layer(const Layer& layer, Numbers& numbers) {
     compare(Case(layer, Keep::all, Keep::all, true, numbers), layer.text() + ", saturated");
 }
 
+// 115 inputs are the most whose sums stay below 2^25, where Winograd's modulo 2^26 ends: 9 * 127 * 255 of each.
+void test_largest_sums(Numbers& numbers) {
+    const auto takes_winograd = [](const Case& one) {
+        for (const ConvAlgorithm8& algorithm : conv8_algorithms())
+            if (algorithm.name == std::string("wino4")) return algorithm.fits(one.op, one.q, one.x, one.y);
+        return false;
+    };
+    for (const int inputs : {115, 116})
+        for (const int zero : {0, 255}) {
+            Case one({{inputs, 13, 12}, 3, 3, 1, 1}, Keep::all, Keep::all, true, numbers);
+            std::fill(one.input.begin(), one.input.end(), uint8_t(255 - zero));
+            one.q.zero_in = zero;
+            compare(one, one.layer.text() + ", largest sums");
+            ++cases;
+            if (takes_winograd(one) == (inputs == 115)) continue;
+            ++failures;
+            std::printf("FAILED wino4 must fit 115 inputs and no more, got %d\n", inputs);
+        }
+}
+
 }  // namespace
 }  // namespace cofire::test
 
@@ -287,6 +307,7 @@ int main(int count, char** arguments) {
     const int rounds = count > 1 ? std::atoi(arguments[1]) : 150;
     const double macs = 1e6 * (count > 2 ? std::atof(arguments[2]) : 2);
     Numbers numbers(1);
+    test_largest_sums(numbers);
     for (int i = 0; i < rounds; ++i) test_layer(ragged(numbers), numbers);
     if (macs > 0)
         for (const Layer& layer : backbone_layers()) test_layer(cut(layer, macs), numbers);

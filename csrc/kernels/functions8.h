@@ -1,0 +1,21 @@
+// Kernels on bytes that have a file of their own; kernels8.h says what they do.
+#pragma once
+
+#include "kernels8.h"
+#include "lanes.h"
+
+namespace cofire {
+namespace COFIRE_ISA {
+
+void dot(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
+         int pixels, int32_t* sums);
+
+void wino_input(const uint8_t* const* planes, const Tiles8& map, uint32_t* room, uint32_t* v, int64_t position);
+void wino_weights(const int8_t* taps, int64_t row, const int* in, int n, const uint64_t* on, int inputs, int8_t* room,
+                  uint32_t* to, int64_t position);
+void wino_gemm(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
+               const uint32_t* column, int32_t* out, int64_t ldo);
+void wino_output(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums);
+
+}  // namespace COFIRE_ISA
+}  // namespace cofire

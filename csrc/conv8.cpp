@@ -8,7 +8,7 @@ namespace cofire {
 
 namespace {
 
-constexpr int kSmall8 = 64;  // pixels of the largest map that make_dot8 takes
+constexpr int kSmall8 = 16;  // pixels of the largest map that make_dot8 takes
 
 bool always(const Op&, const Quantized&, Shape, Shape) { return true; }
 

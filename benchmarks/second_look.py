@@ -37,8 +37,8 @@ def main() -> None:
         print(row)
     if asked.json:
         result = read_result(asked.run)
-        origin = {key: result[key] for key in ("experiment", "provenance", "n", "epochs")}
-        write_json(asked.json, {**origin, "rows": rows, "beside": beside})
+        origin = {key: result[key] for key in ("provenance", "n", "epochs")}
+        write_json(asked.json, {"run": result["experiment"], **origin, "rows": rows, "beside": beside})
 
 
 def looked_twice(gated: GatedModel, val: Any, test: Any, macs: float) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_a_program_file_is_timed_alone(monkeypatch: pytest.MonkeyPatch, tmp_path
         (("--backbone", "vgg16_bn", "--paper-latency"), ConfigError, "bench takes one of"),
         (("--backbone", "resnet20", "--input", "32"), ConfigError, r"--input must be C,H,W.*got '32'"),
         (("--backbone", "resnet20", "--images", "digits"), ConfigError, "--images needs a trained model"),
-        (("no/such/folder",), FileError, "does not exist"),
+        (("no/such/folder",), FileError, "holds no model: it has no config.json"),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(args: tuple[str, ...], error: type[Exception], text: str) -> None:

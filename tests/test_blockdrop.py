@@ -162,5 +162,5 @@ def test_a_branch_that_the_engine_cannot_leave_out_is_refused_by_name() -> None:
     plain_end = Net(lambda m, x: m.logits(x + 2 * F.relu(m.one(x))), one=conv(3, 3), fc=fc(3)).eval()
     ends_elsewhere = gate(plain_end, BlockDrop(), input_shape=SHAPE)
     assert list(gated.gates) == list(ends_elsewhere.gates) == ["one"]
-    with pytest.raises(CompileError, match="branch 'one' must end with its last conv's norm"):
+    with pytest.raises(CompileError, match="branch 'one' must end with its last layer"):
         cofire.compile(ends_elsewhere)

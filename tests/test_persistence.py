@@ -118,6 +118,10 @@ def _possible(values: dict[str, Any]) -> FTWT:
         values["open_bias"] = 0.0
     if values["standardise"]:
         values["softmax"] = False
+    if values["rank"]:
+        values["hidden"] = 0
+    if values["saliency"] == "gradient":
+        values["targets"] = "self"
     if values["select"] == "top":
         values["signature"] = values["signature"] or {"a": 1}
     return FTWT(**values)
@@ -167,7 +171,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_missing_folder_and_missing_files_are_named(saved: Path) -> None:
-    with pytest.raises(FileError, match=r"nowhere.config\.json does not exist"):
+    with pytest.raises(FileError, match=r"nowhere holds no model: it has no config\.json"):
         load(saved / "nowhere")
     (saved / "model.safetensors").unlink()
     with pytest.raises(FileError, match=r"model\.safetensors does not exist"):

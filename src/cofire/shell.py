@@ -18,7 +18,7 @@ from cofire.errors import CofireError
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")]
 
 
-WIDE = 160  # characters: no table needs more
+WIDE = 180  # characters: no table needs more
 
 
 def output() -> Console:

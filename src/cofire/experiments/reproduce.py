@@ -82,7 +82,7 @@ class Reproduction:
         return [*cells, *_circumstances(row.results)]
 
     def __str__(self) -> str:
-        return rendered(self.__rich__(), width=160)  # a terminal may wrap long lines, which beats squeezing cells
+        return rendered(self.__rich__(), width=180)  # a terminal may wrap long lines, which beats squeezing cells
 
     def __rich__(self) -> Table:
         title = f"{self.table.title}; {self.budget} recipes"

@@ -39,6 +39,7 @@ from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
 
+_ENOUGH = 1000  # validation images for thresholds; of fewer, each is a tenth of a point
 _BUDGET_IMAGES = 5000  # on which thresholds are set; with 2,000 the share of an image in five is off by a point
 TWIN = "twin"
 """Where in a run's folder its static twin lies."""
@@ -287,11 +288,12 @@ def _check_budget(model: nn.Module, experiment: Experiment) -> None:
 def meet_budget(model: nn.Module, experiment: Experiment, sets: Sets) -> None:
     """Set the thresholds of a trained model as its experiment says, in place.
 
-    On validation images where there are some: gates are surer of images that they have learned from.
+    On validation images if there are enough of them: gates are surer of images that they have learned from.
     """
     if experiment.budget is not None and isinstance(model, GatedModel):
-        images = (sets.val or sets.train).take(slice(0, _BUDGET_IMAGES))
-        loader = images.loader(experiment.data.eval_batch_size)
+        enough = sets.val is not None and len(sets.val) >= _ENOUGH
+        images = sets.val if enough and sets.val is not None else sets.train
+        loader = images.take(slice(0, _BUDGET_IMAGES)).loader(experiment.data.eval_batch_size)
         calibrate(model, loader, macs=experiment.budget.macs, per=experiment.budget.per, images=_BUDGET_IMAGES)
 
 

@@ -118,9 +118,7 @@ class GateConfig(Placement):
     def twin(self, macs: float, recipe: Any) -> tuple[Any, Any] | None:
         """The static method and the recipe that a run of this one is held against; None: its filters most often on.
 
-        Args:
-            macs: share of the MACs that the run executes.
-            recipe: of the run.
+        ``macs`` is the share of the MACs that the run executes, ``recipe`` its own.
         """
         return None
 

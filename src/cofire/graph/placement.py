@@ -153,7 +153,8 @@ def place_whole(graph: Graph, filter_fn: Filter | None = None) -> Graph:
     last = graph[graph.ops[-1].sources[0]] if len(graph.ops[-1].sources) == 1 else None
     if last is None or last.kind != "linear" or len(last.shape) != 1:
         got = "several outputs" if last is None else f"{last.what} of shape {last.shape}"
-        raise NoUnitError(f"the model must end in a linear layer that gives logits (K,), got {got}")
+        named = f"; its last layer is {list(graph.layers)[-1]!r}" if graph.layers else ""
+        raise NoUnitError(f"the model must end in a linear layer that gives logits (K,), got {got}{named}")
     convs = {unit.conv: unit for unit in _all_units(graph, Placement(linear=True)) if unit.out_size}
     layers = [op for op in graph.ops if op.conv is not None]
     units = [convs.get(op.name) or open_unit(op, op.conv) for op in layers if op.conv is not None]

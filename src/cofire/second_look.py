@@ -96,9 +96,6 @@ class SecondLookMethod(AbstractMethod):
         network, _ = prune_below(graph.root, L1(macs=config.first), input_shape=graph.input_shape)
         self.first = FirstLook(network)
         self.first_macs = cost(trace(network, graph.input_shape), {}).dense_total
-        self._forget()
-
-    def _forget(self) -> None:
         self._doubt_B1 = self._logits_BK = torch.zeros(0)
 
     def __getstate__(self) -> dict[str, Any]:

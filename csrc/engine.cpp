@@ -91,7 +91,6 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
     const bool reference = kernel == "ref";
     const Kernels* kernels = find_kernels(reference ? "" : kernel.c_str());
     if (!kernels) throw std::runtime_error("there is no kernel set '" + kernel + "' for this CPU");
-    const Kernels8& kernels8 = *kernels8_of(kernels->name);
     state_ = std::make_unique<State>(std::move(program), *kernels, reference ? "ref" : kernels->name);
     Prepared& prepared = state_->prepared;
     check_memory(prepared.bytes(), limits);
@@ -109,8 +108,12 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
         const std::string& algorithm = state_->algorithms[i];
         if (ops[i].kind == Kind::conv) prepared.convs[i] = make_conv(algorithm, *kernels, ops[i], x, y, prepared.arena);
         if (ops[i].kind == Kind::conv8)
-            prepared.convs8[i] = make_conv8(algorithm, kernels8, ops[i], quantized_of(prepared.program, ops[i]), x, y);
+            prepared.convs8[i] =
+                make_conv8(algorithm, prepared.kernels8, ops[i], quantized_of(prepared.program, ops[i]), x, y);
     }
+    for (const Op& op : ops)
+        if (!reference)
+            prepared.heads8.push_back(op.decides ? head8_of(prepared.program, op.head, prepared.arena) : Head8{});
     check_memory(prepared.bytes(), limits);
 }
 

@@ -10,6 +10,7 @@
 #include "conv8.h"
 #include "engine.h"
 #include "floats.h"
+#include "head8.h"
 #include "plan.h"
 
 namespace cofire {
@@ -21,12 +22,18 @@ struct Prepared {
     Program program;
     Plan plan;
     const Kernels& kernels;
+    const Kernels8& kernels8;
     Arena arena;                                         // weights of the convs
     std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
     std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
+    std::vector<Head8> heads8;                           // per op; empty: heads are walked in float32
 
     Prepared(Program given, const Kernels& set)
-        : program(std::move(given)), plan(program), kernels(set), arena(kLaidOut * program.weights.size()) {}
+        : program(std::move(given)),
+          plan(program),
+          kernels(set),
+          kernels8(*kernels8_of(set.name)),
+          arena(kLaidOut * program.weights.size()) {}
     int64_t room(int threads) const;
     double bytes() const;                 // of one image on one thread, with the convs that are there
     int64_t op_room(const Op& op) const;  // scratch of one member for an op that is no conv

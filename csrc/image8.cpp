@@ -1,5 +1,4 @@
-// What an image does on bytes: convs, and every other op that takes or gives them, channel by channel. Plain loops,
-// which compilers turn into vectors, and the definition of these ops at once.
+// What an image does on bytes: convs, and every other op that takes or gives them, channel by channel.
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
@@ -12,10 +11,12 @@ namespace cofire {
 
 namespace {
 
-// The nearest whole number, halves to even, of one between -2^22 and 2^22.
-float nearest(float x) {
-    constexpr float kWhole = 12582912;  // 3 * 2^22: float32 has no fractions there
-    return (x + kWhole) - kWhole;
+// What Kernels8::max_pool takes.
+bool is_usual(const Op& op) {
+    const Padding& p = op.padding;
+    return op.kernel.h == op.kernel.w && (op.kernel.w == 2 || op.kernel.w == 3) && op.stride.h == 2 &&
+           op.stride.w == 2 && op.dilation.h == 1 && op.dilation.w == 1 &&
+           std::max({p.top, p.left, p.bottom, p.right}) <= 1;
 }
 
 }  // namespace
@@ -53,14 +54,8 @@ void Image::conv8(int number, const Member& member) {
 
 void Image::quantize(const Op& op, int c) {
     const Form& to = form(op.dst);
-    const float inverse = 1 / to.scale, low = float(-to.zero), high = float(255 - to.zero);
     const float* x = plane(op.src[0], c);
-    uint8_t* q = plane8(op.dst, c);
-    const int n = shape(op.dst).area();
-    for (int i = 0; i < n; ++i) {
-        const float real = x[i] * inverse, number = real == real ? real : 0;
-        q[i] = uint8_t(int(nearest(std::min(std::max(number, low), high))) + to.zero);
-    }
+    prepared_.kernels8.quantize(x, shape(op.dst).area(), 1 / to.scale, to.zero, plane8(op.dst, c));
 }
 
 void Image::dequantize(const Op& op, int c) {
@@ -82,6 +77,10 @@ void Image::pool8(const Op& op, int c, float* line) {
             [&](int pixel, int) { y[pixel] = std::exchange(most, uint8_t(0)); });
         return;
     }
+    if (op.adaptive && out.area() == 1) {
+        *plane(op.dst, c) = mean8(op.src[0], c, false);
+        return;
+    }
     float* y = plane(op.dst, c);
     const Form& from = form(op.src[0]);
     int64_t sum = 0;
@@ -94,6 +93,10 @@ void Image::pool8(const Op& op, int c, float* line) {
 // stride-th pixel is taken.
 void Image::max_pool8(const Op& op, const uint8_t* x, uint8_t* y, uint8_t* line) {
     const Shape in = shape(op.src[0]), out = shape(op.dst);
+    if (is_usual(op)) {
+        const Pool8Map map{in.h, in.w, op.kernel.w, op.padding.top, op.padding.left, out.h, out.w};
+        return prepared_.kernels8.max_pool(x, map, line, y);
+    }
     const int reach = (op.kernel.w - 1) * op.dilation.w, length = (out.w - 1) * op.stride.w + 1;
     uint8_t* wide = line + length;  // columns -padding.left to the last that a window reads
     const auto raise = [](const uint8_t* from, int n, uint8_t* to) {
@@ -114,10 +117,7 @@ void Image::max_pool8(const Op& op, const uint8_t* x, uint8_t* y, uint8_t* line)
 
 // Its maximum, q - zero, as a number.
 float Image::largest8(int buffer, int c) {
-    const uint8_t* q = plane8(buffer, c);
-    const int n = shape(buffer).area();
-    uint8_t most = 0;
-    for (int i = 0; i < n; ++i) most = std::max(most, q[i]);
+    const uint8_t most = prepared_.kernels8.largest(plane8(buffer, c), shape(buffer).area());
     return float(most - form(buffer).zero) * form(buffer).scale;
 }
 
@@ -126,13 +126,8 @@ float Image::mean8(int buffer, int c, bool magnitudes) {
     const uint8_t* q = plane8(buffer, c);
     const int n = shape(buffer).area(), zero = form(buffer).zero;
     int64_t sum = 0;
-    constexpr int kBlock = 1 << 16;  // whose sum int32 holds
-    for (int begin = 0; begin < n; begin += kBlock) {
-        int32_t part = 0;
-        for (int i = begin; i < std::min(n, begin + kBlock); ++i)
-            part += magnitudes ? std::abs(q[i] - zero) : q[i] - zero;
-        sum += part;
-    }
+    if (!magnitudes) sum = prepared_.kernels8.sum(q, n) - int64_t(n) * zero;
+    for (int i = 0; i < n && magnitudes; ++i) sum += std::abs(q[i] - zero);
     return float(sum) / float(n) * form(buffer).scale;
 }
 

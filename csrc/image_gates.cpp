@@ -48,13 +48,19 @@ void Image::evaluate(int number, const Member& member) {
     // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
     const Range mine = member.share(head.rows);
     const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
+    const Head8* bytes = prepared_.heads8.empty() ? nullptr : &prepared_.heads8[number];
     for (int f = mine.begin; f < mine.begin + apart; ++f) {
-        const float *rows[kStreams], *ahead[kStreams];
-        int size = 0;
-        for (; size < kStreams && f + size * apart < mine.end; ++size) {
-            rows[size] = head.weight + int64_t(f + size * apart) * inputs;
-            ahead[size] = rows[size] + inputs;
+        const int size = std::min(kStreams, (mine.end - f + apart - 1) / apart);
+        const auto row = [&](int s) { return int64_t(f + s * apart) * inputs; };
+        if (bytes && bytes->weight) {
+            const int8_t* rows[kStreams];
+            for (int s = 0; s < size; ++s) rows[s] = bytes->weight + row(s);
+            prepared_.kernels.dot_bytes(rows, size, inputs, input, &logits_[f], apart);
+            for (int s = 0; s < size; ++s) logits_[f + s * apart] *= bytes->factor[f + s * apart];
+            continue;
         }
+        const float *rows[kStreams], *ahead[kStreams];
+        for (int s = 0; s < size; ++s) rows[s] = head.weight + row(s), ahead[s] = rows[s] + inputs;
         prepared_.kernels.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
     }
     for (int f = mine.begin; f < mine.end && head.bias; ++f) logits_[f] += head.bias[f];

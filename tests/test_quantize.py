@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import cofire
 from cofire import ConfigError, DataError, quantize
+from cofire.runtime.integers import in_steps
 from cofire.runtime.interpreter import trace
 from cofire.runtime.lowering import lower
 from cofire.runtime.program import Conv, Conv8, Dequantize, Program, Quant, Quantize, kind_of
@@ -175,3 +176,19 @@ def test_the_model_is_left_alone() -> None:
     cofire.quantize(model, images(4, DIGITS))
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_weights_of_heads_are_whole_numbers_times_a_factor() -> None:
+    rows = torch.randn(5, 70, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[1e-3], [1], [40], [0], [1e-38]]
+    )
+    rows[2, 3] = float("nan")
+    found = in_steps(rows)
+    assert torch.equal(found[3:], rows[3:])
+    assert torch.equal(found[2].isnan(), rows[2].isnan())
+    assert torch.equal(found[2, 4:], rows[2, 4:])
+    for before, after in zip(rows[:2], found[:2], strict=True):
+        factor = after.abs().max() / 127
+        assert torch.equal((after / factor).round() * factor, after)
+        assert (after - before).abs().max() <= 0.51 * before.abs().max() / 127
+    assert torch.equal(in_steps(found[:2]), found[:2])

@@ -278,7 +278,11 @@ const Kernels8 kernels8{COFIRE_NAME(COFIRE_ISA),
                         wino_gemm,
                         wino_output,
                         depthwise,
-                        finish};
+                        finish,
+                        quantize,
+                        largest,
+                        sum,
+                        max_pool};
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

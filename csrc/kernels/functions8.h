@@ -7,6 +7,10 @@
 namespace cofire {
 namespace COFIRE_ISA {
 
+void quantize(const float* x, int n, float inverse, int zero, uint8_t* q);
+uint8_t largest(const uint8_t* x, int n);
+int64_t sum(const uint8_t* x, int n);
+void max_pool(const uint8_t* x, const Pool8Map& map, uint8_t* line, uint8_t* y);
 void dot(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
          int pixels, int32_t* sums);
 

@@ -81,6 +81,11 @@ struct Tiles8 {
 // Words of a line that wino_input works on; it has 10 * rows + 2 of them.
 constexpr int64_t wino_pitch8(int across) { return 4 * ((int64_t(across) + 15) / 16 * 16) + 32; }
 
+// Max pooling with a stride of 2 and a kernel of 2 x 2 or 3 x 3.
+struct Pool8Map {
+    int height, width, kernel, top, left, out_height, out_width;
+};
+
 // The microkernels on bytes of one instruction set.
 struct Kernels8 {
     const char* name;
@@ -132,6 +137,15 @@ struct Kernels8 {
     // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start. Whole vectors of sums
     // are read.
     void (*finish)(const int32_t* sums, int n, const Ending8& ending, int row);
+
+    // q[i] = the nearest byte to x[i] * inverse + zero, halves to even, i < n; NaN counts as 0. Whole vectors are read.
+    void (*quantize)(const float* x, int n, float inverse, int zero, uint8_t* q);
+
+    uint8_t (*largest)(const uint8_t* x, int n);
+    int64_t (*sum)(const uint8_t* x, int n);
+
+    // One plane. `line`: room for a line with its paddings, and kSlack8 bytes. Up to kSlack8 bytes more are read.
+    void (*max_pool)(const uint8_t* x, const Pool8Map& map, uint8_t* line, uint8_t* y);
 };
 
 // The named set, or the best for this CPU if the name is empty; null if it is not there.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from cofire.runtime.folding import reading
+from cofire.runtime.integers import in_steps
 from cofire.runtime.program import (
     Act,
     Activation,
@@ -152,12 +153,15 @@ class _Quantizer:
             self.ops.append(Activation(name=name, src=(sums,), dst=dst, gate=None, act=conv.act, slope=conv.slope))
 
     def _gate(self, op: Op) -> Gate | None:
-        """The op's gate, whose head reads a buffer as it was written."""
+        """The op's gate, whose head reads a buffer as it was written, with weights that fit into bytes."""
         head = None if op.gate is None else op.gate.head
-        if op.gate is None or head is None or head.src is None:
+        if op.gate is None or head is None:
             return op.gate
-        src = self.u8[head.src].buffer if head.src in self.u8 else self.float32[head.src]
-        return dataclasses.replace(op.gate, head=dataclasses.replace(head, src=src))
+        weight = head.weight if head.scale else in_steps(head.weight)
+        src = head.src
+        if src is not None:
+            src = self.u8[src].buffer if src in self.u8 else self.float32[src]
+        return dataclasses.replace(op.gate, head=dataclasses.replace(head, weight=weight, src=src))
 
     def _as_u8(self, old: int) -> Quant:
         if old not in self.u8:

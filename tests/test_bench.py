@@ -14,10 +14,10 @@ import pytest
 import torch
 from benched import StubEngine, small_bench
 from nets import images
-from small import tiny_gated
+from small import tiny_gated, tiny_plain
 from torch import nn
 
-from cofire import create_backbone
+from cofire import SecondLook, compile, create_backbone, gate
 from cofire.bench import COMPILED, PEERS, Peer, bench_program, bench_runs, own_plan, random_plan
 from cofire.bench.ours import NAME
 from cofire.bench.paper import paper_latency, paper_rows, paper_table
@@ -237,6 +237,22 @@ def test_a_trained_model_is_timed_with_its_own_gates() -> None:
     assert result.masks == "the gates' own"
     assert result.of(NAME, 0) is not None
     assert result.of(SLICED, 0) is not None
+
+
+def test_a_model_that_rests_as_a_whole_is_timed_by_the_mean_over_images() -> None:
+    """The network runs for one image in five: a median would not see it."""
+    gated = gate(tiny_plain(), SecondLook()).eval()
+    x = images(5, (1, 8, 8))
+    with torch.no_grad():
+        gated.threshold = float(gated.gates.first(x)[0].sort(0).values[-2])
+    plan = own_plan("digits", gated, x, "five images")
+    result = small_bench(plan, rounds=5, warm_up=0, compile=compile)
+    point, ours, dense = result.points[0], result.of(NAME, 0), result.fastest_dense()
+    assert (point.keep, point.executed_macs_reduction) == (pytest.approx(0.2), pytest.approx(0.8))
+    assert ours is not None
+    assert dense is not None
+    assert result.ratio(ours) == pytest.approx(sum(ours.seconds) / sum(dense.seconds))
+    assert "slicing weights handles masks of filters" in result.left_out[f"{SLICED}, gated"]
 
 
 def test_a_program_alone_is_timed_with_its_gates_and_with_all_open() -> None:

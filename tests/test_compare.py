@@ -185,8 +185,8 @@ def test_the_engine_times_what_it_runs_and_says_what_it_refuses(made: tuple[Comp
     for name in ("L1", "FTWT-top", "FBS", "BlockDrop"):
         time = found[name].time
         assert time is not None
-        assert time["median"] is not None
-        assert time["median"] > 0
+        assert time["mean"] is not None
+        assert time["mean"] > 0
     assert found["LCCL"].time is None
     assert "LCCL is not timed: " in "\n".join(made[0].networks[0].notes())
 

@@ -7,7 +7,7 @@ import pytest
 from small import tiny_images, tiny_plain
 
 from cofire import FTWT, ConfigError, Engine, compile, cost, gate, solve_ratio, trace
-from cofire.runtime.latency import KEEPS, LatencyModel, latency_model
+from cofire.runtime.latency import KEEPS, LatencyModel, latency_model, mean_over_images
 
 
 def test_prediction_interpolates_each_op_at_its_own_share_and_others_at_the_whole() -> None:
@@ -20,6 +20,25 @@ def test_prediction_interpolates_each_op_at_its_own_share_and_others_at_the_whol
     assert model.predict({"conv": 1.0}, total=1.0) == pytest.approx(4.0 + 1.5)
     assert model.predict({"conv": 0.625}, total=0.6) == pytest.approx(2.5 + 1.0)
     assert model.predict({"conv": 0.1}, total=0.1) == pytest.approx(1.0 + 0.5)  # nothing is known below
+
+
+def test_an_image_in_four_that_takes_long_is_paid_for() -> None:
+    rounds = [
+        1.0,
+        1.0,
+        1.0,
+        9.0,
+        1.0,
+        1.0,
+        50.0,
+        9.0,
+        1.0,
+        1.0,
+        1.0,
+        9.0,
+    ]  # three of each image; once the machine paused
+    assert mean_over_images(rounds, 4) == pytest.approx((1 + 1 + 1 + 9) / 4)
+    assert mean_over_images(rounds[:2], 4) == 1.0
 
 
 def test_the_timings_of_an_engine_cover_shares_up_to_dense() -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from cofire.gates.base import Shifting
 from cofire.gates.gating import GatedModel
 from cofire.graph.tracing import evaluating
 from cofire.runtime.engine import compile
+from cofire.runtime.latency import mean_over_images
 
 Per = Literal["model", "group", "filter"]
 _NEAR = 0.002  # of the dense MACs: near enough
@@ -206,11 +206,11 @@ def _share_for(gated: GatedModel, batches: Sequence[Tensor], latency_ms: float, 
 
 
 def _milliseconds(gated: GatedModel, images: Tensor) -> float:
-    """The median over some images in the engine, one thread."""
+    """The mean over some images in the engine, one thread."""
     engine, seconds = compile(gated, gated.last_shape), []
     for _ in range(5):
         for image in images.float().cpu().split(1):
             began = time.perf_counter()
             engine(image)
             seconds.append(time.perf_counter() - began)
-    return 1e3 * float(np.median(seconds))
+    return 1e3 * mean_over_images(seconds, len(images))

@@ -5,9 +5,10 @@
 """
 
 from cofire.bench.peers import COMPILED, PEERS, Peer
+from cofire.bench.plan import Plan, own_plan, random_plan
 from cofire.bench.program import ProgramResult, bench_program
 from cofire.bench.results import MeasuredCost, Result, Timed
-from cofire.bench.run import Plan, bench, bench_runs, own_plan, random_plan
+from cofire.bench.run import bench, bench_runs
 
 Point = MeasuredCost  # its name in 0.1
 

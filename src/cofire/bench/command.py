@@ -15,8 +15,8 @@ from cofire import data
 from cofire.bench import paper, report
 from cofire.bench.ours import load_program
 from cofire.bench.peers import COMPILED, PEERS
+from cofire.bench.plan import Plan, own_plan, random_plan
 from cofire.bench.program import bench_program
-from cofire.bench.run import Plan, own_plan, random_plan
 from cofire.bench.run import bench as run_bench
 from cofire.data import AbstractImages
 from cofire.errors import CofireError, ConfigError, DataError

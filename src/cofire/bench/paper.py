@@ -8,9 +8,10 @@ from typing import Any
 
 from cofire.bench.ours import NAME
 from cofire.bench.peers import PEERS, PYTORCH
+from cofire.bench.plan import random_plan
 from cofire.bench.results import Result
 from cofire.bench.rounds import ratio_of_medians
-from cofire.bench.run import SLICED, bench, random_plan
+from cofire.bench.run import SLICED, bench
 from cofire.experiments.paper import paper_tables
 from cofire.text import Grid
 

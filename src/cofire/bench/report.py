@@ -19,7 +19,7 @@ LOWEST = -150  # per cent of latency saved; what is slower is below the plot
 def table(result: Result) -> RenderableType:
     """Every engine with its medians, by cost, the slowest first; then who was left out, and why.
 
-    Ratios are those of the medians, to the fastest dense engine of a precision that is not ours.
+    Ratios are to the fastest dense engine of a precision that is not ours; see `Result.ratio`.
     """
     size = "x".join(map(str, result.input_shape))
     title = f"{result.network}, {size}, batch 1, {result.threads} thread(s), {result.rounds} interleaved rounds"

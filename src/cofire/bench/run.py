@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -15,18 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cofire.backbones import create_backbone
 from cofire.bench import ours
-from cofire.bench.masks import MaskPool, pool_for_keep, pool_for_macs
+from cofire.bench.masks import MaskPool
 from cofire.bench.peers import PEERS, PYTORCH, Array, Infer, Peer, PeerError, torch_threads
-from cofire.bench.results import MeasuredCost, Result, Timed
+from cofire.bench.plan import SETS, Plan
+from cofire.bench.results import OWN_MASKS, MeasuredCost, Result, Timed
 from cofire.bench.rounds import Contestant, interleaved, pinned
 from cofire.bench.sliced import Sliced
 from cofire.errors import CofireError, ConfigError
 from cofire.experiments.provenance import version
-from cofire.gates import DEFAULT
-from cofire.gates.gating import GatedModel, gate
-from cofire.graph.graph import default_input_shape
+from cofire.gates.gating import GatedModel
 from cofire.progress import progress
 from cofire.runtime.engine import Precision
 from cofire.runtime.interpreter import trace
@@ -34,99 +31,6 @@ from cofire.runtime.quantized import Quantized, quantize
 
 SLICED = "PyTorch sliced"
 LARGEST_ERROR: dict[Precision, float] = {"float32": 1e-3, "int8": 1.0}  # of the logits' standard deviation
-SETS = 16  # different masks, and different random images
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a bench runs on: a gated model, images (N, C, H, W), and masks to force; None: its gates decide."""
-
-    network: str
-    gated: GatedModel
-    images: Array
-    inputs: str
-    pools: tuple[MaskPool | None, ...]
-    asked: tuple[float | None, ...]
-    seed: int = 0
-    labels: NDArray[np.int64] | None = None
-    """Of the images, (N,), where they are known."""
-    calibration: Array | None = None
-    """What int8 fits its ranges to, (M, C, H, W); default: the images."""
-
-    def image(self, n: int) -> Array:
-        """Image of round ``n``, (1, C, H, W)."""
-        n %= len(self.images)
-        return self.images[n : n + 1]
-
-    @property
-    def shown(self) -> Array:
-        """What int8 fits its ranges to."""
-        return self.images if self.calibration is None else self.calibration
-
-
-def random_plan(
-    backbone: str | nn.Module,
-    *,
-    input_shape: tuple[int, int, int] | None = None,
-    macs: Iterable[float] = (),
-    keep: Iterable[float] = (),
-    seed: int = 0,
-) -> Plan:
-    """A network with random weights, images and masks; the default method's gates in their places.
-
-    Args:
-        backbone: a name of the registry, or a plain model, whose weights are taken as they are.
-        input_shape: (C, H, W). Default: what the backbone was made for.
-        macs: shares of the dense MACs that REMAIN, one point each.
-        keep: keep rates, one more point each.
-        seed: of all that is random.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        plain = create_backbone(backbone) if isinstance(backbone, str) else copy.deepcopy(backbone)
-        shape = input_shape or default_input_shape(plain)
-        if isinstance(backbone, str):
-            randomise_norms(plain)
-        gated = gate(plain.eval(), DEFAULT(), input_shape=shape)
-        images = torch.randn(SETS, *shape).numpy()
-    shares = tuple(macs)
-    pools = [pool_for_macs(gated, share, sets=SETS, seed=seed) for share in shares]
-    more = [pool_for_keep(gated, rate, sets=SETS, seed=seed) for rate in keep]
-    name = backbone if isinstance(backbone, str) else type(backbone).__name__
-    asked = (*shares, *[None] * len(more))
-    return Plan(name, gated, images, "random", (*pools, *more), asked, seed)
-
-
-def own_plan(
-    network: str,
-    gated: GatedModel,
-    images: Tensor,
-    inputs: str,
-    *,
-    labels: Tensor | None = None,
-    calibration: Tensor | None = None,
-) -> Plan:
-    """A trained model on real images (N, C, H, W), whose own gates decide; labels and calibration as in `Plan`."""
-    return Plan(
-        *(network, gated, images.numpy(), inputs, (None,), (None,)),
-        labels=None if labels is None else labels.numpy(),
-        calibration=None if calibration is None else calibration.numpy(),
-    )
-
-
-def randomise_norms(model: nn.Module) -> None:
-    """Give fresh batch norms something to fold, in place.
-
-    Not the statistics of random images: those are so much alike that norms which tell them apart make the logits a
-    hundred times as sensitive to rounding, and engines that are right would fail the check.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.1)
-            if module.running_mean is not None and module.running_var is not None:
-                nn.init.normal_(module.running_mean, std=0.1)
-                nn.init.uniform_(module.running_var, 0.5, 1.5)
 
 
 def bench(
@@ -286,7 +190,7 @@ class _Lineup:
             network=plan.network,
             input_shape=plan.gated.graph.input_shape,
             inputs=plan.inputs,
-            masks="the gates' own" if None in plan.pools else f"random, uniform keep rate, {SETS} sets",
+            masks=OWN_MASKS if None in plan.pools else f"random, uniform keep rate, {SETS} sets",
             threads=self.threads,
             rounds=rounds,
             warm_up=warm_up,
@@ -328,7 +232,14 @@ def _ours_gated(compile: ours.Compile, plan: Plan, precision: Precision, threads
         model = quantized = quantize(plan.gated, torch.from_numpy(plan.shown))
         expected = partial(_simulated, quantized)
     engine = compile(model, plan.gated.graph.input_shape)
-    return Gated(lambda x: np.asarray(engine(x, threads=threads)), partial(engine.force, heads=True), expected)
+
+    def force(masks: Mapping[str, Tensor]) -> AbstractContextManager[object]:
+        """To the engine a branch that rests is filters that rest."""
+        filters = {name: site.filters for name, site in plan.gated.gates.sites.items()}
+        wide = {name: on if on.ndim > 1 else on[:, None].expand(-1, filters[name]) for name, on in masks.items()}
+        return engine.force(wide, heads=True)
+
+    return Gated(lambda x: np.asarray(engine(x, threads=threads)), force, expected)
 
 
 def _sliced_gated(plan: Plan, threads: int) -> Gated:
@@ -365,8 +276,9 @@ def _error(got: Array, expected: Array) -> float:
 
 
 def _own_masks(gated: GatedModel, x: Array) -> dict[str, Tensor]:
+    """Of filters (1, O), of branches (1,)."""
     _logits(gated, x)
-    return gated.masks
+    return {name: decision.mask.bits for name, decision in gated.decisions.items()}
 
 
 def _points(plan: Plan) -> tuple[MeasuredCost, ...]:
@@ -388,6 +300,6 @@ def _own_point(plan: Plan) -> MeasuredCost:
         cost = plan.gated.cost(masks)
         saved.append(float(cost.reduction("executed")))
         heads.append(saved[-1] - float(cost.reduction("executed+heads")))
-        keep.append(float(torch.cat([mask.double() for mask in masks.values()], dim=1).mean()))
+        keep.append(float(torch.cat([mask.double().flatten() for mask in masks.values()]).mean()))
     mean = [sum(values) / len(values) for values in (keep, saved, heads)]
     return MeasuredCost(asked=None, keep=mean[0], executed_macs_reduction=mean[1], heads=mean[2])

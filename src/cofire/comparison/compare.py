@@ -39,7 +39,7 @@ def compare(
     overrides: Sequence[str] = (),
     on: Where = "here",
     twins: bool = False,
-    rounds: int = 50,
+    rounds: int = 150,
     say: Say = lambda text: None,
 ) -> Comparison:
     """Run, or go on with, one ordinary run per method and seed, and put what they found side by side.
@@ -218,4 +218,4 @@ def _said(outcome: Outcome) -> str:
     if outcome.result is None:
         return f"refused: {outcome.refused}"
     test = outcome.result["test"]
-    return f"top-1 {percent(test['top1'], 2)}, {percent(1 - test['reduction']['executed'])} of the MACs"
+    return f"top-1 {percent(test['top1'], 2)}, {percent(1 - test['reduction']['executed+heads'])} of the MACs"

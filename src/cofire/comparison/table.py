@@ -37,7 +37,8 @@ class Row:
 
     Args:
         outcomes: seed -> how it ended; a seed that is still to be run is not in it.
-        time: milliseconds in the engine (``median``, ``p10``, ``p90``) and ``ratio`` to dense; None if not timed.
+        time: milliseconds in the engine (``mean`` over images, ``median``, ``p10``, ``p90``) and ``ratio`` to dense;
+            None if not timed.
         not_timed: why the engine does not run it.
     """
 
@@ -213,4 +214,4 @@ def _shown(shares: Sequence[float], digits: int) -> str:
 
 
 def _ms(time: Mapping[str, float | None] | None) -> str:
-    return "" if time is None else f"{time['median']:.3f}"
+    return "" if time is None else f"{time['mean']:.3f}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cofire.bench.rounds import Contestant, interleaved, pinned, ratio_by_round, spread
+from cofire.bench.rounds import Contestant, interleaved, pinned, spread
 from cofire.data.images import AbstractImages
 from cofire.errors import CofireError
 from cofire.experiments.provenance import provenance
@@ -16,22 +16,24 @@ from cofire.files.atomic import read_json, write_json
 from cofire.gates.persistence import load
 from cofire.progress import progress
 from cofire.runtime.engine import Engine, compile
+from cofire.runtime.latency import mean_over_images
 
 DENSE = "dense"
 _WARM_UP = 5
+_EACH = 3  # rounds of one image
 
 
 def timed(path: Path, runs: Mapping[str, Path], images: AbstractImages, rounds: int) -> dict[str, Any]:
     """What ``path`` says if all ``runs`` are in it, else all are timed again, and it is written.
 
-    One image per round, the same for all, one thread.
+    One image per round, the same for all, one thread; each image has three rounds.
 
     Args:
         runs: name -> folder with a model; `DENSE` is what the others are compared with.
 
     Returns:
-        ``rounds``, ``ms`` (name -> median, p10, p90, and ``ratio`` to dense round by round), ``refused`` (name ->
-        why the engine does not run it) and the provenance.
+        ``rounds``, ``ms`` (name -> ``mean`` over images, median, p10, p90, and ``ratio`` to dense, of the means),
+        ``refused`` (name -> why the engine does not run it) and the provenance.
     """
     if path.exists():
         known: dict[str, Any] = read_json(path)
@@ -50,7 +52,7 @@ def _measured(runs: Mapping[str, Path], images: AbstractImages, rounds: int) -> 
             engines[name] = compile(load(folder).eval(), images.shape)
         except CofireError as error:
             refused[name] = str(error)
-    x_NCHW = images.normalise(images.pixels(torch.arange(min(rounds, len(images)))))
+    x_NCHW = images.normalise(images.pixels(torch.arange(min(-(-rounds // _EACH), len(images)))))
     place = [0]
 
     def contestant(engine: Engine) -> Contestant:
@@ -68,12 +70,12 @@ def _measured(runs: Mapping[str, Path], images: AbstractImages, rounds: int) -> 
         "provenance": provenance(),
         "rounds": rounds,
         "images": images.name,
-        "ms": {name: _figures(own, seconds.get(DENSE)) for name, own in seconds.items()},
+        "ms": {name: _figures(own, seconds.get(DENSE), len(x_NCHW)) for name, own in seconds.items()},
         "refused": refused,
     }
 
 
-def _figures(own: list[float], dense: list[float] | None) -> dict[str, float | None]:
-    found = spread([1e3 * value for value in own])
-    ratio = ratio_by_round(own, dense).median if dense else None
-    return {"median": found.median, "p10": found.p10, "p90": found.p90, "ratio": ratio}
+def _figures(own: list[float], dense: list[float] | None, images: int) -> dict[str, float | None]:
+    found, mean = spread([1e3 * value for value in own]), mean_over_images(own, images)
+    ratio = mean / mean_over_images(dense, images) if dense else None
+    return {"mean": 1e3 * mean, "median": found.median, "p10": found.p10, "p90": found.p90, "ratio": ratio}

@@ -5,7 +5,8 @@ Shapes: Q keep rates, P ops of the program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,3 +70,11 @@ def _random_mask(rng: np.random.Generator, filters: int, keep: float) -> NDArray
     mask = np.zeros(filters, bool)
     mask[rng.permutation(filters)[: max(1, round(keep * filters))]] = True
     return mask
+
+
+def mean_over_images(seconds: Sequence[float], images: int) -> float:
+    """Seconds of one image where round i ran image i % ``images``: of each image the median, of these the mean.
+
+    A model that chooses how much to compute takes long for some images: the median over all would hide them.
+    """
+    return statistics.fmean(statistics.median(seconds[image::images]) for image in range(min(images, len(seconds))))

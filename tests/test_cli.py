@@ -273,7 +273,7 @@ def test_names_with_brackets_are_printed_as_they_are(cofire: Cofire, recipe: Pat
 @pytest.mark.slow
 def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own recipes with a fifth of the epochs; `make demo` ends with both above 0.9."""
-    for name, epochs in (("DENSE", 5), ("GATED", 12)):
+    for name, epochs in (("DENSE", 5), ("GATED", 12), ("SECOND_LOOK", 6)):
         short = tmp_path / f"{name}.toml"
         short.write_text(f'extends = "{getattr(demo, name)}"\n[train]\nepochs = {epochs}\n')
         monkeypatch.setattr(demo, name, short)
@@ -284,28 +284,40 @@ def test_the_demo_trains_solves_and_compares(cofire: Cofire, tmp_path: Path, mon
     assert set(result["dense"]["reduction"].values()) == {0.0}
     assert result["independent"] == pytest.approx(0.5, abs=0.01)
     assert result["gated"]["reduction"]["executed+heads"] == pytest.approx(0.5, abs=0.005)
-    assert set(result["milliseconds"]) == {"engine, dense", "engine, gated", "PyTorch, dense"}
+    assert result["second_look"]["top1"] > 0.9
+    assert result["second_look"]["reduction"]["executed+heads"] == pytest.approx(0.5, abs=0.05)  # of 360 images
+    assert set(result["milliseconds"]) == {f"engine, {it}" for it in ("dense", "gated", "second look")} | {
+        "PyTorch, dense"
+    }
     assert json.loads(Path("models/result.json").read_text()) == result
     assert cofire.json("info", "models/gated")["gate"]["fields"]["ratio"] == result["ratio"]
     assert cofire.json("info", "models/dense")["backbone"]["name"] == "resnet8_digits"
-    for kind in ("dense", "gated"):  # both are runs to the other commands
+    for kind in ("dense", "gated", "second_look"):  # all are runs to the other commands
         assert cofire.json("eval", f"models/{kind}")["top1"] == result[kind]["top1"]
     before = {path: path.stat().st_mtime_ns for path in Path("models/gated").rglob("*")}
     assert cofire.json("demo", "--out", "models")["gated"] == result["gated"]  # finished: nothing is trained again
     assert {path: path.stat().st_mtime_ns for path in Path("models/gated").rglob("*")} == before
 
 
-def test_the_demo_s_table_shows_both_networks() -> None:
+def test_the_demo_s_table_shows_all_networks() -> None:
     from small import tiny_gated, tiny_images, tiny_plain
 
-    from cofire import evaluate
+    from cofire import SecondLook, evaluate, gate
     from cofire.text import rendered
 
     loader = tiny_images(20).loader(20)
-    text = rendered(
-        demo._comparison(evaluate(tiny_plain(), loader).to_json(), evaluate(tiny_gated(), loader).to_json())
-    )
-    for part in ("dense", "gated", "top-1", "MACs saved: executed+heads", "filters run", "layer3.0.conv2", "█"):
+    twice = gate(tiny_plain(), SecondLook(), input_shape=loader.images.shape)
+    text = rendered(demo._comparison(*(evaluate(one, loader).to_json() for one in (tiny_plain(), tiny_gated(), twice))))
+    for part in (
+        "dense",
+        "gated",
+        "second look",
+        "top-1",
+        "MACs saved: executed+heads",
+        "filters run",
+        "layer3.0.conv2",
+        "█",
+    ):
         assert part in text
 
 

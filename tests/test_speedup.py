@@ -20,6 +20,7 @@ from cofire.cli import app
 from cofire.files.card import Card
 from cofire.speedup import whole
 from cofire.speedup.distilling import _Shuffled
+from cofire.speedup.measure import executed, spread_by_cost
 from cofire.speedup.models import named_model
 from cofire.speedup.pictures import read_pictures
 
@@ -63,15 +64,27 @@ def test_distilling_keeps_what_agrees_best_and_leaves_the_model_alone(trained: n
     before = digest(trained)
     found = cofire.speedup(trained, data.digits()[0].loader(200), macs=0.4, distill=2)
     assert digest(trained) == before
-    assert found.before_distilling is not None
-    assert found.agreement > found.before_distilling
+    assert set(found.tried) == {"gates fitted", "gates, network distilled", "gates fitted again", "a second look"}
+    assert found.agreement == max(found.tried.values()) > found.tried["gates fitted"]
+    assert found.twin_agreement <= found.agreement
     assert found.macs == pytest.approx(0.4, abs=0.01)
 
 
+def test_the_images_that_are_timed_cost_what_all_cost_in_the_mean(trained: nn.Module) -> None:
+    train = data.digits()[0]
+    looking = cofire.gate(trained, cofire.SecondLook())
+    cofire.calibrate(looking, train.loader(200), macs=0.55, images=1000)
+    batches = [x for x, _ in train.take(slice(0, 1000)).loader(200)]
+    costs = executed(looking, batches)
+    assert len(costs.unique()) == 2  # one look, or two
+    some = executed(looking, [spread_by_cost(looking, batches)])
+    assert float(some.mean() / costs.mean()) == pytest.approx(1.0, abs=0.05)
+
+
 def test_a_latency_is_searched_for(trained: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    def milliseconds(engines: dict[str, Any], model: nn.Module, batches: Any) -> dict[str, float]:
+    def milliseconds(engines: dict[str, Any], model: nn.Module, batches: torch.Tensor) -> dict[str, float]:
         """Proportional to the MACs executed."""
-        x, found = batches[0][:20], {}
+        x, found = batches[:20], {}
         for name, engine in engines.items():
             engine(x)
             found[name] = float(sum(macs.mean() for macs in engine.last_macs.values())) / 1e5

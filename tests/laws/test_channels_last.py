@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,39 @@ def test_estimate_fit_heads_twin_and_trim_know_where_the_channels_are() -> None:
         twin = static_twin(net, gated, [x])
         twin(x)
         assert any(bool((mask_BO == 0).any()) for mask_BO in twin.masks.values())
+
+
+def with_convs(net: Net) -> Net:
+    """`channels_last_net` with its linear layers written as convs of one tap."""
+
+    def block(m: Net, n: int, x: Tensor) -> Tensor:
+        layers = dict(m.named_children())
+        y = layers[f"norm{n}"](layers[f"depth{n}"](x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x + 0.5 * layers[f"narrow{n}"](F.gelu(layers[f"wide{n}"](y)))
+
+    modules = dict(net.named_children())
+    for name in ("wide1", "narrow1", "wide2", "narrow2"):
+        modules[name] = conv(modules[name].in_features, modules[name].out_features, 1)
+    twin = Net(lambda m, x: m.logits(block(m, 2, block(m, 1, m.stem(x)))), **copy.deepcopy(modules)).eval()
+    state = net.state_dict()
+    twin.load_state_dict({name: state[name].view_as(tensor) for name, tensor in twin.state_dict().items()})
+    return twin
+
+
+@pytest.mark.parametrize("macs", [0.4, 0.5, 0.6, 0.7])
+def test_fit_heads_chooses_as_for_the_same_network_written_with_convs(macs: float) -> None:
+    net = channels_last_net().eval()
+    twin, kind = with_convs(net), F.one_hot(torch.arange(60) % 3, 3)
+    x = 0.1 * torch.randn(60, 3, 16, 16, generator=torch.Generator().manual_seed(0)) + 4 * kind[:, :, None, None]
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), twin(x))
+    found, wanted = (fit_heads(one, [x], macs=macs) for one in (net, twin))
+    assert found.config.signature == wanted.config.signature
+    assert found.config.fixed == wanted.config.fixed
+    assert len(wanted.config.fixed) < 2, "no head decides: nothing is seen"
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), wanted(x), rtol=1e-4, atol=1e-4)
+    assert all(torch.equal(mask, wanted.masks[name]) for name, mask in found.masks.items())
 
 
 def test_filters_that_never_run_are_cut_from_both_layers() -> None:

@@ -208,11 +208,14 @@ def _watched_inputs(probe: GatedModel, features: Mapping[str, list[Tensor]]) -> 
     """Inside the block what heads would see of each group's input is kept."""
     pooled = PoolingHead(1, 1, pool="both", softmax=False, bias=False).pooled
 
-    def keep(name: str, conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        features[name].append(pooled(inputs[0].detach()))
+    def keep(site: Site, conv: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach()
+        features[site.name].append(pooled(x.movedim(-1, 1) if probe.graph[site.first].last else x))
 
-    modules = {name: probe.backbone.get_submodule(site.units[0].name) for name, site in probe.gates.sites.items()}
-    hooks = [module.register_forward_pre_hook(partial(keep, name)) for name, module in modules.items()]
+    hooks = [
+        probe.backbone.get_submodule(site.units[0].name).register_forward_pre_hook(partial(keep, site))
+        for site in probe.graph.sites
+    ]
     try:
         yield
     finally:

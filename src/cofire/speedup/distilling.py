@@ -1,4 +1,4 @@
-"""A gated network that follows its dense teacher's answers, without labels, its heads as they are.
+"""Networks that follow their dense teacher's answers, without labels: gated ones, first looks, static twins.
 
 Shapes: B images of a batch.
 """
@@ -13,20 +13,61 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from cofire.gates.ftwt_offline import static_twin
 from cofire.gates.gating import GatedModel, gate
+from cofire.pruning.apply import prune_below
+from cofire.second_look import SecondLook
 from cofire.training.loop import fit
 from cofire.training.recipe import Recipe
 
 _BATCH = 50
 _RATE = 0.005
+_FIRST, _FIRST_RATE = 0.6, 0.02  # of the budget: what a first look costs; its rate
 
 
 def distilled(gated: GatedModel, teacher: nn.Module, images: Sequence[Tensor], epochs: int) -> GatedModel:
     """A copy of ``gated`` whose network was trained for so many epochs; its heads decide as they did."""
     student = _with_plain_heads(gated)
-    recipe = Recipe(epochs=epochs, lr=_RATE, head_lr=0.0, schedule="cosine", distill=1.0, select="last")
-    fit(student, _Shuffled(images), recipe, teacher=teacher)
-    return student.eval()
+    followed(student, teacher, images, _recipe(epochs))
+    return student
+
+
+def followed(student: nn.Module, teacher: nn.Module, images: Sequence[Tensor], recipe: Recipe) -> None:
+    """Train ``student`` to give the answers of ``teacher``; it is left in eval mode."""
+    fit(student, _Shuffled(images), dataclasses.replace(recipe, distill=1.0), teacher=teacher)
+    student.eval()
+
+
+def second_look(teacher: nn.Module, images: Sequence[Tensor], macs: float, epochs: int) -> GatedModel:
+    """``teacher`` behind a pruned copy that learned its answers for so many epochs; no threshold is set yet.
+
+    Raises:
+        CofireError: the network has no such copy, or no classes.
+    """
+    _, channels, height, width = images[0].shape
+    config = SecondLook(first=round(_FIRST * macs, 4), distill=1.0)
+    looking = gate(teacher, config, input_shape=(channels, height, width))
+    recipe = dataclasses.replace(_recipe(epochs), train="heads", head_lr=_FIRST_RATE)
+    fit(looking, _Shuffled(images), recipe)
+    return looking.eval()
+
+
+def twin(model: nn.Module, gated: GatedModel, macs: float, images: Sequence[Tensor], epochs: int) -> nn.Module:
+    """What ``gated`` is held against: static, at ``macs`` of the MACs, trained for as many epochs."""
+    recipe = _recipe(epochs)
+    if (static := gated.config.twin(macs, dataclasses.replace(recipe, head_lr=_FIRST_RATE))) is None:
+        found: nn.Module = static_twin(model, gated, images)
+    else:
+        _, channels, height, width = images[0].shape
+        found, _ = prune_below(model, static[0], input_shape=(channels, height, width))
+        recipe = static[1]
+    if epochs:
+        followed(found, model, images, recipe)
+    return found
+
+
+def _recipe(epochs: int) -> Recipe:
+    return Recipe(epochs=epochs, lr=_RATE, head_lr=0.0, schedule="cosine", select="last")
 
 
 def _with_plain_heads(gated: GatedModel) -> GatedModel:

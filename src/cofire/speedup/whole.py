@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from cofire.calibrate import calibrate
 from cofire.data.feeding import AnyLoader, first_images
-from cofire.errors import ConfigError, DataError
-from cofire.gates.ftwt_offline import Look, static_twin
+from cofire.errors import CofireError, ConfigError, DataError
+from cofire.gates.base import Trimming
+from cofire.gates.ftwt_offline import Look
 from cofire.gates.gating import GatedModel
 from cofire.graph.cost import cost
 from cofire.graph.graph import trace
 from cofire.runtime.engine import Engine, compile
-from cofire.speedup.distilling import distilled, with_network_of
-from cofire.speedup.measure import Speedup, answers, bits, executed, timed
+from cofire.speedup.distilling import distilled, second_look, twin, with_network_of
+from cofire.speedup.measure import Speedup, answers, bits, executed, spread_by_cost, timed
 from cofire.trim import trim
 
 _EVERY = 5  # one image in so many is held out
 _LEAST = 10  # images
+_TIMED = 8  # images, in the search for a latency
 _STEPS = 6  # of the search for a latency: 1/64 of the MACs
 DENSE, GATED = "engine, dense", "engine, gated"
 
@@ -44,8 +47,10 @@ def speedup(
         images: batches of images as the model takes them, with or without labels, all of one size.
         macs: share of the MACs that remains, in (0, 1), heads included.
         latency_ms: or milliseconds per image in the native engine on this machine, one thread.
-        distill: epochs in which the network then follows ``model``'s answers, without labels. Heads stay as they are,
-            or are fitted again at the end, or nothing is changed: what agrees best on the images held out is kept.
+        distill: epochs in which something then follows ``model``'s answers, without labels: the gated network, whose
+            heads stay as they are or are fitted again; or a pruned copy that looks first (`SecondLook`). Of these and
+            what was there before, the one that agrees best on the images held out is kept. These also set a second
+            look's threshold, without anyone's answers.
         most: images to use at most.
 
     Raises:
@@ -62,29 +67,43 @@ def speedup(
     dense = compile(model, (channels, height, width))
     look = Look(model, used)
     share = macs if macs is not None else _share_for(look, model, dense, latency_ms or 0.0, used)
-    gated = look.fitted(share)
-    twin = static_twin(model, gated, used)
     wanted = answers(model, held_out)
-    before = _agreement(gated, wanted, held_out)
+
+    def agreement(candidate: nn.Module) -> float:
+        return float((answers(candidate, held_out) == wanted).double().mean())
+
+    candidates: dict[str, GatedModel] = {"gates fitted": look.fitted(share)}
+    why_not: dict[str, str] = {}
     if distill:
-        gated = _best_distilled(look, gated, model, used, distill, lambda one: _agreement(one, wanted, held_out))
-    smaller = trim(gated, used)
+        candidates |= _distilled(look, candidates["gates fitted"], model, used, distill)
+        try:
+            looking = second_look(model, used, share, distill)
+            # On images that the first look has not learned from: of those it is less sure.
+            calibrate(looking, held_out, macs=macs, latency_ms=latency_ms, images=len(wanted))
+            candidates["a second look"] = looking
+        except CofireError as error:
+            why_not["a second look"] = str(error)
+    tried = {name: agreement(candidate) for name, candidate in candidates.items()}
+    gated = candidates[max(tried, key=tried.__getitem__)]
+    smaller = trim(gated, used) if isinstance(gated.gates, Trimming) else gated
     engine = compile(smaller, (channels, height, width))
     dense_macs = cost(trace(model, (channels, height, width)), {}).dense_total
+    reached = float(executed(gated, held_out).mean()) / dense_macs
+    compared = twin(model, gated, reached, used, distill)
     return Speedup(
         model=smaller,
         gated=gated,
-        twin=twin,
+        twin=compared,
         engine=engine,
         fitted_on=sum(map(len, used)),
         held_out=len(wanted),
-        agreement=_agreement(smaller, wanted, held_out),
-        twin_agreement=_agreement(twin, wanted, held_out),
-        before_distilling=before if distill else None,
+        agreement=agreement(smaller),
+        twin_agreement=agreement(compared),
+        tried={**tried, **why_not} if distill else {},
         dense_macs=dense_macs,
-        macs=executed(gated, held_out) / dense_macs,
+        macs=reached,
         bits=bits(gated, held_out),
-        milliseconds=timed({DENSE: dense, GATED: engine}, model, held_out),
+        milliseconds=timed({DENSE: dense, GATED: engine}, model, spread_by_cost(gated, held_out)),
     )
 
 
@@ -102,10 +121,6 @@ def _split(batches: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return [part for part in used if len(part)], [part for part in held_out if len(part)]
 
 
-def _agreement(model: nn.Module, wanted_N: Tensor, batches: Sequence[Tensor]) -> float:
-    return float((answers(model, batches) == wanted_N).double().mean())
-
-
 def _share_for(look: Look, model: nn.Module, dense: Engine, latency_ms: float, images: Sequence[Tensor]) -> float:
     """The share of MACs that takes so many milliseconds, by timing models whose heads are not fitted yet.
 
@@ -118,7 +133,7 @@ def _share_for(look: Look, model: nn.Module, dense: Engine, latency_ms: float, i
         middle = (low + high) / 2
         try:
             engine = compile(look.unfitted(middle), dense.input_shape)
-            times = timed({DENSE: dense, GATED: engine}, model, images)
+            times = timed({DENSE: dense, GATED: engine}, model, images[0][:_TIMED])
         except ConfigError:  # so few MACs that no plan has them
             low = middle
             continue
@@ -130,16 +145,11 @@ def _share_for(look: Look, model: nn.Module, dense: Engine, latency_ms: float, i
     return best
 
 
-def _best_distilled(
-    look: Look,
-    gated: GatedModel,
-    teacher: nn.Module,
-    images: Sequence[Tensor],
-    epochs: int,
-    agreement: Callable[[nn.Module], float],
-) -> GatedModel:
-    """Of three the one that agrees best: as it was, distilled, and distilled with heads and norms fitted again."""
+def _distilled(
+    look: Look, gated: GatedModel, teacher: nn.Module, images: Sequence[Tensor], epochs: int
+) -> dict[str, GatedModel]:
+    """The gated network trained, and the same with heads and norms fitted again."""
     student = distilled(gated, teacher, images, epochs)
     again = with_network_of(gated, student)
     look.refit(again)
-    return max((gated, student, again), key=agreement)
+    return {"gates, network distilled": student, "gates fitted again": again}

@@ -12,9 +12,11 @@ import torch
 from nets import images, random_masks
 from small import tiny_gated, tiny_plain
 from test_lowering import backbone, cases, gated_as
+from test_second_look import check_engine as check_second_look
+from test_second_look import with_half_in_doubt
 from torch import Tensor, nn
 
-from cofire import FTWT, ConfigError, GatedModel, cost, trace, zoo
+from cofire import FTWT, ConfigError, GatedModel, SecondLook, cost, trace, zoo
 from cofire.runtime.engine import Engine, compile
 from cofire.runtime.program import Shape
 
@@ -119,8 +121,12 @@ def test_a_backbone_computes_what_pytorch_does(name: str, preset: str) -> None:
 
 @pytest.mark.parametrize("name", zoo.names())
 def test_a_trained_model_computes_what_pytorch_does(name: str) -> None:
-    model = zoo.load(name)
-    check_network(compile(model, (3, 32, 32)), model, images(20, (3, 32, 32)))
+    model, x = zoo.load(name).eval(), images(20, (3, 32, 32))
+    if isinstance(model, GatedModel) and isinstance(model.config, SecondLook):
+        with_half_in_doubt(model, x)  # as calibrated, random images are all in doubt
+        check_second_look(compile(model, (3, 32, 32)), model, x)
+    else:
+        check_network(compile(model, (3, 32, 32)), model, x)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from small import digest
 from cofire import CofireError, FileError, GatedModel, load, zoo
 from cofire.experiments.recipes import parse_experiment, read_run
 from cofire.experiments.runs import build_model, eval_run, read_sets, train_experiment
+from cofire.text import percent
 
 TINY: dict[str, Any] = {
     "data": {"name": "synthetic", "batch_size": 8, "args": {"train": 16, "test": 8, "shape": [1, 8, 8]}},
@@ -52,6 +53,14 @@ def test_an_entry_names_any_method(sections: Any, method: str, tmp_path: Path, m
     train_experiment(parse_experiment({**TINY, **sections}), tmp_path / "own")
     assert zoo.entry("own").method == method
     assert f"synthetic, {method}: top-1" in str(zoo.entry("own"))
+
+
+def test_what_is_saved_counts_what_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo, "_HERE", tmp_path)
+    train_experiment(parse_experiment({**TINY, "gate": {"type": "SecondLook"}}), tmp_path / "own")
+    saved = zoo.entry("own").reduction
+    assert saved["executed"] - saved["executed+heads"] > 0.2  # the first look
+    assert f", {percent(saved['executed+heads'])} of the MACs saved" in str(zoo.entry("own"))
 
 
 def test_an_unknown_model_is_named_with_what_there_is(own_zoo: Path) -> None:

@@ -372,7 +372,7 @@ def _card(sets: Sets, report: Report | None = None) -> Card:
     known = Card(input_shape=test.shape, mean=test.mean, std=test.std, classes=test.classes, data=sets.train.name)
     if report is None:
         return known
-    executed = report.dense_macs * (1 - report.reduction["executed"])
+    executed = report.dense_macs * (1 - report.reduction["executed+heads"])
     return dataclasses.replace(known, n=report.n, top1=report.top1, macs=round(executed))
 
 

@@ -35,7 +35,7 @@ class Entry:
     reduction: dict[str, float]
 
     def __str__(self) -> str:
-        saved = f", {percent(self.reduction['executed'])} of the MACs saved" if self.method != "dense" else ""
+        saved = f", {percent(self.reduction['executed+heads'])} of the MACs saved" if self.method != "dense" else ""
         told = f"{self.network} on {self.data}, {self.method}: top-1 {percent(self.top1, 2)} on {self.n} images{saved}"
         return f"{self.name}: {told}"
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,7 +134,26 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     ]
 
 
-def test_work_that_is_soon_done_or_has_no_name_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_too_short_for_a_line_each_are_told_of_together(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 10_000.0
+    for clock in ("_due", "_seen"):
+        monkeypatch.setattr(progress._Lines, clock, float("-inf"))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    for step in range(8):  # of 20 seconds each, with a long rest before the last two
+        now += 1000 * (step == 6)
+        with progress.progress("step") as bar:
+            task = bar.add_task(f"step {step}", total=2)
+            now += 20
+            bar.advance(task)
+    assert capsys.readouterr().err.splitlines() == [f"step {step}: 1 of 2 (50 %)" for step in (1, 3, 5, 7)]
+
+
+def test_work_that_is_soon_done_or_has_no_name_says_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress._Lines, "_seen", float("-inf"))  # whatever ran before
     for text in ("counting", ""):
         with progress.progress(text) as bar:
             list(bar.track(range(3), description=text))

@@ -1,6 +1,6 @@
-"""The container file and the KServe file of docs/serving.md: they parse, and say what `cofire serve` does.
+"""What docs/serving.md shows: a request is answered; container and KServe file parse, and say what `cofire serve` does.
 
-Neither is built or applied here.
+Neither of the two is built or applied here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from nets import Net, fc
 from served import serving
 from small import ROOT, tiny_gated
 from test_docs import blocks, unknown_options
+from torch import nn
 
 import cofire
+from cofire.runtime.limits import Limits
 from cofire.runtime.observed import beside
 
 
@@ -58,3 +62,20 @@ def test_its_command_and_the_probe_of_kserve_are_ones_that_the_server_knows(
     (model,) = (word for word in command if "=" in word)
     with serving(model.replace(container["COPY"].split()[-1], f"{tmp_path}/")) as server:
         assert server.ask("GET", probe["path"])[0] == 200
+
+
+def test_the_pages_request_of_a_picture_is_answered(
+    page: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    exec(page["python"], {})
+    net = Net(lambda m, x: m.logits(m.stem(x)), stem=nn.Conv2d(3, 4, 8, 8), fc=fc(4)).eval()
+    engine = cofire.compile(net, (3, 224, 224), limits=Limits(tuning_seconds=0.0))
+    engine.save(tmp_path / "a.cofire")
+    body = (tmp_path / "body.json").read_bytes()
+    orange = torch.tensor([255, 165, 0]).view(1, 3, 1, 1).expand(1, 3, 224, 224) / 255
+    with serving(tmp_path / "a.cofire") as server:
+        status, answer, _ = server.ask("POST", "/v2/models/a/infer", body)
+    assert status == 200
+    assert answer["outputs"][0]["data"] == pytest.approx(engine(orange)[0].tolist(), abs=1e-5)

@@ -155,6 +155,12 @@ def test_cofire_export_writes_the_runs_model_and_says_how_to_feed_it(tmp_path: P
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["mean"] == [0.5] * shape[0]
     assert onnx.load(tmp_path / "m.onnx").graph.input[0].name == "images"
+    x = torch.rand(3, *shape)
+    session = pytest.importorskip("onnxruntime").InferenceSession(tmp_path / "m.onnx")
+    with torch.no_grad():
+        wanted, dense = gated.eval()(x), gated.backbone(x)
+    assert not torch.allclose(wanted, dense, rtol=1e-3), "all filters are on: nothing is seen"
+    torch.testing.assert_close(torch.from_numpy(session.run(None, {"images": x.numpy()})[0]), wanted)
 
 
 def test_bench_takes_a_dense_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +175,13 @@ def test_bench_takes_a_dense_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for key, tensor in plain.state_dict().items():
         assert torch.equal(plan.gated.state_dict()[key], tensor)
     assert plan.asked == (0.6,)
+    monkeypatch.setattr(command, "PEERS", command.PEERS[:1])
+    options = ["--macs", "0.6", "--rounds", "2", "--warm-up", "0", "--no-int8", "--json"]
+    result = CliRunner().invoke(app, ["bench", str(tmp_path / "dense"), *options])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["network"] == "dense"
+    assert found["executed_macs_reduction"] == pytest.approx(0.4, abs=0.01)
 
 
 @pytest.mark.parametrize("size", [(14, 14), (40, 28), (15, 60)])

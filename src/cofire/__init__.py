@@ -195,6 +195,7 @@ The files, in the data's way; each imports only from files above it:
         peers.py         the other engines
         sliced.py        the paper's way: weights sliced per call
         results.py       what a bench found
+        plan.py          what a bench runs on: model, images, masks
         run.py           bench(plan) -> Result
         program.py       a program alone
         report.py        tables and plots
@@ -213,7 +214,7 @@ The files, in the data's way; each imports only from files above it:
         models.py        a name on the command line -> a dense model and its card
         pictures.py      a folder or a NumPy file -> pictures as a model expects them
         measure.py       agreement, MACs, milliseconds beside the dense network
-        distilling.py    the network follows its dense teacher, heads as they are
+        distilling.py    what follows the dense network: gates, a first look, a twin
         whole.py         speedup(model, images, budget) -> Speedup
         command.py       its command line
     compiling.py         the command line of compile

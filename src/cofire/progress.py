@@ -26,11 +26,19 @@ def progress(text: str) -> Progress:
 
 
 class _Lines(Progress):
-    """Lines in place of a bar, for logs; nothing for work that is done sooner than a line is due."""
+    """Lines in place of a bar, for logs; nothing for work that is done sooner than a line is due.
+
+    Bars that follow one another are one piece of work, with one clock.
+    """
+
+    _due = _seen = float("-inf")
 
     def __init__(self, console: Console) -> None:
         super().__init__(console=console, disable=True)
-        self._due = time.monotonic() + EVERY
+        now = time.monotonic()
+        if now - _Lines._seen > EVERY:
+            _Lines._due = now + EVERY
+        _Lines._seen = now
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         super().advance(task_id, advance)
@@ -41,9 +49,10 @@ class _Lines(Progress):
         self._tell(task_id)
 
     def _tell(self, task_id: TaskID) -> None:
-        if time.monotonic() < self._due:
+        _Lines._seen = now = time.monotonic()
+        if now < _Lines._due:
             return
-        self._due = time.monotonic() + EVERY
+        _Lines._due = now + EVERY
         task = next(task for task in self.tasks if task.id == task_id)
         total = f" of {task.total:g} ({task.percentage:.0f} %)" if task.total else ""
         self.console.print(f"{task.description}: {task.completed:g}{total}", markup=False, highlight=False)

@@ -111,6 +111,8 @@ def test_the_page_answers_and_keeps_to_itself(
     expect(page.locator(".cofire-picture")).not_to_have_attribute("src", shown or "", timeout=60000)
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    sideways = "pictures => [...pictures].filter(each => each.scrollWidth > each.clientWidth).length"
+    assert page.locator(".grid-wrap").evaluate_all(sideways) == 0, "some pictures are out of sight"
     assert messages == []
     assert elsewhere == []
     page.close()

@@ -26,6 +26,8 @@ CSS = """
 .cofire-wall {width: 100%; height: auto; display: block}
 .cofire-wall .on {fill: #f59e0b} .cofire-wall .off {fill: currentColor; opacity: 0.15}
 .cofire-layer {margin: 6px 0 10px}
+#pictures .grid-container {grid-template-columns: repeat(auto-fill, minmax(76px, 1fr)); grid-auto-rows: auto}
+#threshold .head, #k .head {flex-wrap: nowrap; gap: 12px}
 """
 
 

@@ -85,7 +85,12 @@ def heat(subject: Subject, seen: Look, unit: str) -> Heatmaps | None:
         return None
     mean_C11, std_C11 = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
     x_BCHW = ((torch.from_numpy(as_input(seen.pixels_CHW[None])) - mean_C11) / std_C11).float()
-    with _one_at_a_time, gated.force({name: torch.from_numpy(mask_O) for name, mask_O in seen.masks.items()}):
+    sites = gated.gates.sites
+    masks = {
+        name: torch.from_numpy(mask_O[:1] if sites[name].kind == "block" else mask_O)
+        for name, mask_O in seen.masks.items()
+    }
+    with _one_at_a_time, gated.force(masks):
         return heatmaps(gated, x_BCHW, unit)
 
 

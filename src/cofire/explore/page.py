@@ -57,7 +57,7 @@ def build(subject: Subject) -> Any:
                     list(zip(pictures, captions, strict=True)),
                     show_label=False,
                     object_fit="contain",
-                    columns=4,
+                    elem_id="pictures",
                     height=320,
                     allow_preview=False,
                     interactive=False,

@@ -1,7 +1,9 @@
 """Heads fitted without training the network, beside the fixed twin: the whole test set at several budgets.
 
-Usage: python benchmarks/offline_heads.py [--network resnet56] [--macs 0.75 0.65 0.5] [--images 4000]
+Usage: python benchmarks/offline_heads.py [--network resnet56] [--macs 0.75 0.65 0.5] [--images 4000] [--distill 3]
                                           [--json results/bench_offline_heads_resnet56.json]
+With --distill, model and twin then follow the dense network's answers on the same images for so many epochs, without
+labels; the model's heads stay as they are, or are fitted again.
 Needs the network's weights below $COFIRE_WEIGHTS and its pictures below $COFIRE_DATA: CIFAR-10, or for the networks of
 ImageNet imagenet/sample.parquet, which heads are fitted on, and imagenet/val20.parquet.
 """
@@ -26,6 +28,7 @@ from cofire.evaluation import Report
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
 from cofire.gates.ftwt_offline import Look
+from cofire.speedup.distilling import distilled, twin, with_network_of
 
 Sets = tuple[AbstractImages, AbstractImages]
 
@@ -63,6 +66,7 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, default="resnet56")
     parser.add_argument("--macs", type=float, nargs="+", default=[0.75, 0.65, 0.5])
     parser.add_argument("--images", type=int, default=4000)
+    parser.add_argument("--distill", type=int, default=0, help="epochs")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     model, (train, test) = NETWORKS[args.network]()
@@ -74,15 +78,16 @@ def main() -> None:
     print(f"{args.network}, dense: {100 * dense['top1']:.2f} % of {dense['n']} images", flush=True)
     rows: list[dict[str, Any]] = []
     began = time.process_time()
-    look = Look(model, first_images(images, args.images))
+    batches = first_images(images, args.images)
+    look = Look(model, batches)
     looked = time.process_time() - began
     for macs in args.macs:
         began = time.process_time()
         gated = look.fitted(macs)
         seconds = looked + time.process_time() - began
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        twin = cofire.static_twin(model, gated, images, images=args.images)
-        found = [cofire.evaluate(part, final, text="") for part in (gated, twin)]
+        fitted = {"gated": gated, "twin": cofire.static_twin(model, gated, images, images=args.images)}
+        found = tested(fitted, final)
         fixed = len(gated.config.fixed)
         rows.append(
             {
@@ -91,19 +96,43 @@ def main() -> None:
                 "memory": memory,
                 "groups": len(gated.gates),
                 "fixed": fixed,
-                "gated": short(found[0]),
-                "twin": short(found[1]),
+                **found,
             }
         )
+        if args.distill:
+            student = distilled(gated, model, batches, args.distill)
+            again = with_network_of(gated, student)
+            look.refit(again)
+            trained = {
+                "gated": student,
+                "fitted again": again,
+                "twin": twin(model, gated, macs, batches, args.distill),
+            }
+            rows[-1]["distilled"] = {"epochs": args.distill, **tested(trained, final)}
         print(
-            f"{args.network}, {macs:.0%} of the MACs asked for: {100 * found[0].top1:.2f} % at "
-            f"{100 * found[0].reduction['executed+heads']:.2f} % saved, {found[0].bits:.3f} bits per filter, "
-            f"{fixed} of {len(gated.gates)} groups fixed, fitted in {seconds:.0f} s, {memory / 1e9:.1f} GB at most; "
-            f"twin {100 * found[1].top1:.2f} % at {100 * found[1].reduction['executed']:.2f} %",
+            f"{args.network}, {macs:.0%} of the MACs asked for, {fixed} of {len(gated.gates)} groups fixed, "
+            f"fitted in {seconds:.0f} s, {memory / 1e9:.1f} GB at most; {told(found)}",
+            *[f"distilled for {args.distill} epochs: {told(rows[-1]['distilled'])}"] * bool(args.distill),
+            sep="; ",
             flush=True,
         )
         if args.json:  # after each budget, so that nothing is lost
             write_json(args.json, {**about, "rows": rows})
+
+
+def tested(models: dict[str, nn.Module], final: Any) -> dict[str, dict[str, Any]]:
+    """Each on the whole test set."""
+    return {name: short(cofire.evaluate(model, final, text="")) for name, model in models.items()}
+
+
+def told(found: dict[str, Any]) -> str:
+    """Reports in a line."""
+    reports = {name: report for name, report in found.items() if name != "epochs"}
+    return ", ".join(
+        f"{name} {100 * report['top1']:.2f} % at {100 * report['reduction']['executed+heads']:.2f} % saved"
+        f" ({report['bits'] or 0:.3f} bits)"
+        for name, report in reports.items()
+    )
 
 
 def short(report: Report) -> dict[str, Any]:

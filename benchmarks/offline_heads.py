@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,9 @@ from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
 from cofire.gates.ftwt_offline import Look
 from cofire.speedup.distilling import distilled, twin, with_network_of
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+import zoo  # noqa: F401  makes timm import beside any build of torch
 
 Sets = tuple[AbstractImages, AbstractImages]
 

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from cofire import FTWT, GatedModel, gate
 
 SHAPE = (3, 8, 8)
+HALF = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0]], dtype=torch.bool)  # of eight filters
+NONE = torch.zeros(1, 8, dtype=torch.bool)
+Forward = Callable[[Any, Tensor], Tensor]
 
 
 class Net(nn.Module):
@@ -31,6 +34,32 @@ class Net(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
+class FrozenNorm(nn.Module):
+    """Norm with a batch norm's tensors as buffers, as in detection libraries."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name in ("weight", "bias", "running_mean"):
+            self.register_buffer(name, torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + 1e-5).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale[None, :, None, None] + shift[None, :, None, None]
+
+
+class NormAct(nn.BatchNorm2d):
+    """Batch norm that applies an activation of its own, as timm's does."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
 def conv(in_channels: int, out_channels: int, size: int = 3, **options: Any) -> nn.Conv2d:
     """A conv that keeps the map's size."""
     return nn.Conv2d(in_channels, out_channels, size, padding=size // 2, **options)
@@ -42,6 +71,42 @@ def bn(channels: int) -> nn.BatchNorm2d:
 
 def fc(channels: int, classes: int = 5) -> nn.Linear:
     return nn.Linear(channels, classes)
+
+
+def residual_net(activated: bool = True, in_place: bool = False) -> Net:
+    def forward(m: Net, x: Tensor) -> Tensor:
+        x = F.relu(m.stem(x))
+        y = m.bn2(m.two(F.relu(m.bn1(m.one(x)))))
+        if in_place:
+            y += x
+        else:
+            y = y + x
+        return m.logits(F.relu(y) if activated else y)
+
+    return Net(forward, stem=conv(3, 8), one=conv(8, 8), bn1=bn(8), two=conv(8, 8), bn2=bn(8), fc=fc(8))
+
+
+def depthwise_net(between: Callable[[Any, Tensor], Tensor] = lambda m, x: x, **modules: nn.Module) -> Net:
+    return Net(
+        lambda m, x: m.logits(F.relu(m.point(F.relu(m.bn2(m.depth(between(m, F.relu(m.bn1(m.wide(x)))))))))),
+        wide=conv(3, 8, 1),
+        bn1=bn(8),
+        depth=conv(8, 8, groups=8),
+        bn2=bn(8),
+        point=conv(8, 8, 1),
+        **modules,
+        fc=fc(8),
+    )
+
+
+def chain(middle: Callable[[Any, Tensor], Tensor], width: int = 8, **modules: nn.Module) -> Net:
+    return Net(
+        lambda m, x: m.logits(F.relu(m.last(middle(m, F.relu(m.first(x)))))),
+        first=conv(3, 8),
+        **modules,
+        last=conv(width, 8),
+        fc=fc(8),
+    )
 
 
 def option_a_net() -> Net:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lowered import backbone, cases, gated_as
 from nets import images, random_masks
 from small import tiny_gated, tiny_plain
-from test_lowering import backbone, cases, gated_as
 from test_second_look import check_engine as check_second_look
 from test_second_look import with_half_in_doubt
 from torch import Tensor, nn

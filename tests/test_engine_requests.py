@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from lowered import gated_as
 from nets import images, random_masks
 from small import tiny_gated, tiny_plain
 from test_engine import DIGITS
-from test_lowering import gated_as
 from torch import Tensor
 
 from cofire import FTWT, ConfigError, DataError

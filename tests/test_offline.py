@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import SHAPE, Net, bn, conv, fc, images
+from nets import SHAPE, Net, NormAct, bn, conv, fc, images
 from small import digest
-from test_graph import NormAct
 from torch import nn
 
 import cofire

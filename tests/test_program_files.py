@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from lowered import gated_as
 from nets import images
 from small import tiny_plain
 from test_engine import DIGITS
 from test_engine_requests import asked, same
-from test_lowering import gated_as
 
 from cofire import FTWT, FileError
 from cofire.runtime.engine import Engine, compile, load_program

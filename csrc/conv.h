@@ -28,6 +28,13 @@ class Upcoming {
         if (stretch.size <= kMost && count_ < 2) stretches_[count_++] = stretch;
     }
 
+    // So much that everything is there after as many calls as are still to come.
+    void fetch_share(int calls) {
+        int64_t lines = 0;
+        for (int s = 0; s < count_; ++s) lines += stretches_[s].size / 16;
+        for (lines /= calls; lines >= 0 && count_ > 0; lines -= kLines) fetch();
+    }
+
     // The last lines may lie past the end: fetching them does no harm, asking for each would cost more.
     void fetch() {
         if (count_ == 0) return;

@@ -113,7 +113,8 @@ class Weights8 {
         uint32_t* to = reinterpret_cast<uint32_t*>(room);
         int32_t total = live.whole ? totals_[o] : 0;
         for (int tap = 0; tap < taps_ && !live.whole; ++tap) {
-            total += kernels.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
+            total += kernels.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_,
+                                    q_.zero_in != 0, to);
             to += (live.count + kernels.channels - 1) / kernels.channels;
         }
         *start = start_of(q_, o, total);

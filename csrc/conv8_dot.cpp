@@ -8,7 +8,7 @@
 namespace cofire {
 namespace {
 
-constexpr int kRows8 = 4;     // filters at a time
+constexpr int kRows8 = 6;     // filters at a time
 constexpr int kPacking8 = 6;  // products that take as long as to pack a cache line of weights
 
 // Pixels with the same taps inside the map.
@@ -175,7 +175,7 @@ class Dot8 final : public AbstractConv8 {
         *total = 0;
         for (int tap = 0; tap < taps_; ++tap)
             *total += kernels_.gather(row + tap * row_, walk.live.list, walk.live.count, walk.live.bits, x_.c,
-                                      reinterpret_cast<uint32_t*>(to + tap * walk.row));
+                                      q_.zero_in != 0, reinterpret_cast<uint32_t*>(to + tap * walk.row));
         return reinterpret_cast<const int8_t*>(to);
     }
 

@@ -27,9 +27,12 @@ DOCUMENTS = {
     "docs/reproduce.md": ("options",),
     "docs/shift.md": ("shift",),
     "docs/engine.md": ("engine",),
+    "docs/floors.md": ("floors",),
 }
 """Document -> the tables between its markers."""
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
+
+_SMALL = 0.02  # share of an engine's time below which ops are not a row of their own
 
 app = typer.Typer(
     no_args_is_help=True, help="Result files of finished runs, and the tables that documents show of them."
@@ -95,6 +98,8 @@ def _table(name: str, root: Path) -> str:
         return _summary(root / "results")
     if name == "engine":
         return _engine(root / "results" / "bench_latency.json")
+    if name == "floors":
+        return _floors(root / "results" / "bench_floors.json")
     if name in MEASURED:
         measured = MEASURED[name].read("short", root / "recipes", root / "results")
         return MEASURED[name].table(measured).to_markdown() if measured else ""
@@ -174,8 +179,54 @@ def _engine(path: Path) -> str:
 
 
 def _ratio(row: dict[str, Any]) -> str:
-    """The middle run's, bold within its limit; empty where some engine did not run."""
+    """The middle run's, bold within its limit, beside it beyond; empty where some engine did not run."""
     middle, limit = row["middle"], row["limit"]
     if middle is None:
         return ""
-    return f"**{middle:.3f}**" if limit is not None and middle <= limit else f"{middle:.3f}"
+    if limit is None:
+        return f"{middle:.3f}"
+    return f"**{middle:.3f}**" if middle <= limit else f"{middle:.3f} ({limit:.2f})"
+
+
+def _floors(path: Path) -> str:
+    """What `benchmarks/floors.py` found, if it has run."""
+    if not path.exists():
+        return ""
+    found = read_json(path)
+    try:
+        return floors_tables(found["engines"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FileError(f"{path} is damaged: {error!r}") from error
+
+
+def floors_tables(engines: Sequence[dict[str, Any]]) -> str:
+    """A table for each engine: its ops, by the time they take beyond their floors.
+
+    Args:
+        engines: each with ``network``, ``precision``, ``macs`` (share that is executed), ``kernel``, ``speeds``, and
+            ``rows``: ops -> milliseconds, those of products alone, of bytes alone, and of the larger of both op by op.
+    """
+    return "\n\n".join(map(_floors_table, engines))
+
+
+def _floors_table(engine: dict[str, Any]) -> str:
+    whole = [sum(values) for values in zip(*engine["rows"].values(), strict=True)]
+    small = [times for times in engine["rows"].values() if times[0] < _SMALL * whole[0]]
+    large = [(what, times) for what, times in engine["rows"].items() if times not in small]
+    ordered = sorted(large, key=lambda row: row[1][3] - row[1][0])
+    if small:
+        ordered.append(("all others", [sum(values) for values in zip(*small, strict=True)]))
+    cells = [
+        [what, *(f"{ms:.3f}" for ms in times), f"{times[0] - times[3]:.3f}"]
+        for what, times in [*ordered, ("all", whole)]
+    ]
+    rates = {what: rate / 1e9 for what, rate in engine["speeds"].items()}
+    share = "dense" if engine["macs"] == 1 else f"{100 * engine['macs']:.0f} % of MACs"
+    at_best = (
+        f"{rates['macs']:.0f} MACs / ns"
+        if engine["precision"] == "float32"
+        else f"{rates['macs8']:.0f} MACs / ns, {rates['macs16']:.0f} in Winograd's 16 bits"
+    )
+    title = f"{engine['network']}, {engine['precision']}, {share}; kernels {engine['kernel']}, at best {at_best}"
+    headings = ["ops, pixels", "ms", "products alone", "bytes alone", "floor", "beyond it"]
+    return f"{title}, {rates['bytes']:.1f} GB/s:\n\n{markdown(headings, cells)}"

@@ -21,7 +21,7 @@ def explore(
     what: Annotated[
         str,
         typer.Argument(help="A run folder, a program, or zoo:NAME; see `cofire zoo`.", metavar="RUN|PROGRAM|zoo:NAME"),
-    ] = "zoo:resnet20_cifar10_ftwt",
+    ] = "zoo:resnet8_digits_ftwt",
     host: Annotated[str, typer.Option(help="Address to listen on. There is no login.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: the first that is free from 7860 on.")] = 0,
     pictures: Annotated[int, typer.Option(min=1, max=500, help="How many to pick from.")] = PICTURES,

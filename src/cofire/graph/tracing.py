@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
@@ -127,7 +127,10 @@ def trace_training_calls(model: nn.Module, input_shape: tuple[int, int, int], ca
 
 def _traced(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
     tracer = Follower(model, input_shape, _whole_modules(model))
-    optional = dict(list(inspect.signature(model.forward).parameters.items())[1:])
+    parameters = inspect.signature(model.forward).parameters
+    if len(required := [name for name, p in parameters.items() if _is_required(p)]) > 1:
+        raise _many_inputs(required)
+    optional = dict(list(parameters.items())[1:])
     fixed = {name: p.default for name, p in optional.items() if p.default is not inspect.Parameter.empty}
     try:
         with unchanged(model):
@@ -138,15 +141,23 @@ def _traced(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
     _drop_fixed_inputs(graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
-        names = ", ".join(node.name for node in inputs)
-        raise TraceError(
-            f"the model's forward must take one image batch, got {len(inputs)} inputs: {names}\n"
-            "Ways out: (1) a forward that takes one batch with all of them, joined along channels, and takes it apart; "
-            "(2) gate the part that sees one input, e.g. model.features = cofire.gate(model.features, config)."
-        )
+        raise _many_inputs([node.name for node in inputs])
     _drop_identities(graph, model)
     _read_training_anew(graph, model.training)
     return graph
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in many
+
+
+def _many_inputs(names: Sequence[str]) -> TraceError:
+    return TraceError(
+        f"the model's forward must take one image batch, got {len(names)} inputs: {', '.join(names)}\n"
+        "Ways out: (1) a forward that takes one batch with all of them, joined along channels, and takes it apart; "
+        "(2) gate the part that sees one input, e.g. model.features = cofire.gate(model.features, config)."
+    )
 
 
 def _check_runs(model: nn.Module, input_shape: tuple[int, int, int]) -> None:

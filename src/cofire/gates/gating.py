@@ -22,7 +22,7 @@ from cofire.graph.cost import Cost, cost, site_size
 from cofire.graph.graph import Graph, trace
 from cofire.graph.live import Live
 from cofire.graph.masks import AbstractMask, mask_of
-from cofire.graph.tracing import evaluating
+from cofire.graph.tracing import evaluating, require_followable
 from cofire.graph.units import Unit, Units
 
 
@@ -252,6 +252,7 @@ def gate(
     """
     if isinstance(model, GatedModel):
         raise ConfigError("the model is gated already; gate its plain form, gated.backbone")
+    require_followable(model)
     return _gated(copy.deepcopy(model), config, filter_fn, input_shape)
 
 

@@ -96,6 +96,8 @@ def at_budget(contender: Contender, base: Experiment, macs: float) -> Experiment
             raise ConfigError(f"macs={macs} cannot be reached: the heads alone cost {heads}")
         part = SignaturePart(kind="taylor", macs=macs - heads)
         return dataclasses.replace(base, name=name, gate=config, signature=part)
+    if config.knob == "target":  # an earlier epoch may not have come to it yet
+        base = dataclasses.replace(base, train=dataclasses.replace(base.train, select="last"))
     if config.knob is not None:
         config = _turned(config, config.knob, base, macs)
     return dataclasses.replace(base, name=name, gate=config)
@@ -112,6 +114,8 @@ def _heads(config: GateConfig, base: Experiment) -> float:
 def _turned(config: GateConfig, knob: str, base: Experiment, macs: float) -> GateConfig:
     if knob == "macs":
         return _with(config, knob, macs)
+    if knob == "target":
+        return config.aimed(macs)
     sets = read_sets(base)
     model = build_model(base, sets).eval()
     loader = sets.train.take(slice(0, _IMAGES)).loader(base.data.eval_batch_size)

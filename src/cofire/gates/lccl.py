@@ -8,7 +8,7 @@ The paper multiplies the conv's output; here it is the unit's, behind norm and a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, final
+from typing import ClassVar, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,7 @@ class LCCLMethod(AbstractMethod):
     """Positions that are computed, by image and unit."""
 
     config: LCCL
+    pace: ClassVar[Literal["heads", "backbone"]] = "backbone"
 
     def __init__(self, config: LCCL, graph: Graph) -> None:
         super().__init__(config, graph)

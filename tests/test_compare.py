@@ -137,7 +137,9 @@ def test_what_training_aims_at_follows_from_the_budget() -> None:
     # a quarter of each sum is always there; of the other three, half are: the partial sums above their median
     assert CGNet(parts=4).aimed(0.625).target == pytest.approx(0.0, abs=1e-3)
     assert CGNet(parts=4).aimed(0.25 + 0.75 * 0.1587).target == pytest.approx(1.0, abs=1e-3)  # one deviation above
-    with pytest.raises(ConfigError, match=r"macs=0.2 cannot be reached: CGNet adds up 0.25 of the sums everywhere"):
+    with pytest.raises(
+        ConfigError, match=r"macs=0.2 cannot be reached: CGNet adds up 0.25 of the MACs at every position"
+    ):
         CGNet(parts=4).aimed(0.2)
     with pytest.raises(ConfigError, match="FBS has no target to aim with"):
         FBS().aimed(0.5)

@@ -165,5 +165,5 @@ def test_options_out_of_range_are_refused() -> None:
         LCS(actions=0)
     with pytest.raises(ConfigError, match=r"LCS.target must be in \[0, 1\], got 2"):
         LCS(target=2.0)
-    with pytest.raises(ConfigError, match=r"LCS.temperature above 0, got 10.0 and 0"):
+    with pytest.raises(ConfigError, match=r"LCS.temperature above 0, got 20.0 and 0"):
         LCS(temperature=0.0)

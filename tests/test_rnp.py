@@ -66,7 +66,7 @@ def test_the_memory_of_one_batch_ends_with_it() -> None:
 def test_the_targets_by_hand() -> None:
     """The price of the parts beyond the first, and the best of the next site, which is never above 0; at the end the
     task's loss."""
-    method = gate(net(), RNP(price=0.1, blame=2.0, always=True), input_shape=SHAPE).gates
+    method = gate(net(), RNP(price=0.9, blame=2.0, always=True), input_shape=SHAPE).gates
     worth = torch.tensor([[[9.0, 9.0, 9.0, 9.0], [-1.0, 0.5, 0.25, -3.0], [-0.5, -0.25, -2.0, -1.0]]])
     found = method.targets(worth, torch.tensor([[3, 0, 1]]), torch.tensor([0.7]))
     assert found[0].tolist() == pytest.approx([-0.3 + 0.0, -0.0 - 0.25, -0.1 - 2.0 * 0.7])
@@ -85,8 +85,8 @@ def test_the_loss_by_hand() -> None:
     by_hand = 0.0
     for n in range(6):
         task = -float(torch.log_softmax(logits[n].detach(), 0)[labels[n]])
-        first = -0.1 * actions[0][n] + min(0.0, float(worth[1][n].max()))
-        second = -0.1 * actions[1][n] - min(task, math.log(5))  # five classes: no worse than a guess
+        first = -actions[0][n] / 6 + min(0.0, float(worth[1][n].max()))
+        second = -actions[1][n] / 6 - min(task, math.log(5))  # five classes: no worse than a guess
         for site, target in enumerate((first, second)):
             error = abs(float(worth[site][n, actions[site][n]]) - target)
             by_hand += (error**2 / 2 if error < 1 else error - 0.5) / 6
@@ -128,7 +128,7 @@ def test_it_begins_with_the_network_as_it_is() -> None:
 
 def test_a_high_price_makes_layers_narrow() -> None:
     kept = []
-    for price in (0.0, 2.0):
+    for price in (0.0, 20.0):
         gated = gate(tiny_plain(), RNP(price=price, explore=1.0))
         fit(gated, tiny_images(64).loader(16, train=True), Recipe(epochs=8, train="heads", lr=0.1))
         report = evaluate(gated, tiny_images(40).loader(20), text="")

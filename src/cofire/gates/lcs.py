@@ -42,7 +42,7 @@ class LCS(GateConfig):
 
     actions: int = 40
     target: float = 0.5
-    strength: float = 10.0
+    strength: float = 20.0
     temperature: float = 1.0
     reduction: Literal["mean", "sum"] = "sum"
 

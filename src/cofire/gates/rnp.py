@@ -31,7 +31,7 @@ class RNP(GateConfig):
 
     Args:
         parts: equal parts of a group's filters; the first 1, 2, ... or all of them run.
-        price: of each part beyond the first.
+        price: of all parts beyond the first together; each costs as much as any other.
         blame: weight of the task loss in the last reward.
         explore: share of decisions in training that are drawn at random, in [0, 1].
         exploring: epochs over which that share falls from 1 to ``explore``.
@@ -39,7 +39,7 @@ class RNP(GateConfig):
     """
 
     parts: int = 4
-    price: float = 0.1
+    price: float = 1.0
     blame: float = 1.0
     explore: float = 0.1
     exploring: int = 0
@@ -147,7 +147,8 @@ class RNPMethod(AbstractMethod):
         error of the agent, and counts as 0.
         """
         promised_BS = worth_BSA.amax(2)[:, 1:].clamp(max=0.0)
-        return -self.config.price * action_BS + torch.cat([promised_BS, -self.config.blame * task_B[:, None]], 1)
+        price = self.config.price / max(1, worth_BSA.shape[1] * (self.config.parts - 1))
+        return -price * action_BS + torch.cat([promised_BS, -self.config.blame * task_B[:, None]], 1)
 
     def on_epoch(self, epoch: int, epochs: int) -> None:
         done = min(1.0, epoch / self.config.exploring) if self.config.exploring else 1.0

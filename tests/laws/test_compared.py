@@ -45,7 +45,7 @@ def test_every_method_learns_at_the_default_rates(name: str, dense: Path, tmp_pa
     assert found.refused is None
     (result,) = found.results
     assert all(math.isfinite(epoch["loss"]) for epoch in result["epochs"])
-    assert found.values("top1")[0] > 0.5  # chance is 0.1
+    assert found.values("top1")[0] > 0.3  # chance is 0.1
 
 
 @pytest.mark.parametrize("name", AIMING)

@@ -85,8 +85,8 @@ def test_the_loss_by_hand() -> None:
     by_hand = 0.0
     for n in range(6):
         task = -float(torch.log_softmax(logits[n].detach(), 0)[labels[n]])
-        first = -actions[0][n] / 6 + min(0.0, float(worth[1][n].max()))
-        second = -actions[1][n] / 6 - min(task, math.log(5))  # five classes: no worse than a guess
+        first = -actions[0][n] / 12 + min(0.0, float(worth[1][n].max()))
+        second = -actions[1][n] / 12 - min(task, math.log(5))  # five classes: no worse than a guess
         for site, target in enumerate((first, second)):
             error = abs(float(worth[site][n, actions[site][n]]) - target)
             by_hand += (error**2 / 2 if error < 1 else error - 0.5) / 6

@@ -39,7 +39,7 @@ class RNP(GateConfig):
     """
 
     parts: int = 4
-    price: float = 1.0
+    price: float = 0.5
     blame: float = 1.0
     explore: float = 0.1
     exploring: int = 0

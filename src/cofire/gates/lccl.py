@@ -46,8 +46,8 @@ class LCCLGate(nn.Module):
         padding, dilation = (conv.padding, conv.dilation) if single else (0, 1)
         self.conv = nn.Conv2d(conv.in_channels, maps, size, conv.stride, padding, dilation, bias=False)  # type: ignore[arg-type]
         self.norm = nn.BatchNorm2d(maps)
-        # Around 1, nearly everywhere above 0: it starts close to the network it stands beside.
-        nn.init.constant_(self.norm.weight, 0.5)
+        # Around 1, everywhere above 0: it starts close to the network it stands beside.
+        nn.init.constant_(self.norm.weight, 0.1)
         nn.init.ones_(self.norm.bias)
 
     def forward(self, x_BIHW: Tensor) -> Tensor:

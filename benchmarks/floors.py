@@ -1,6 +1,7 @@
-"""Where the time of a dense network goes: time of its ops beside their floors, in both precisions; one thread, batch 1.
+"""Where the time goes: that of ops beside their floors, dense and gated, in both precisions; one thread, batch 1.
 
-Random weights and images. Ops of one algorithm on maps of one size are one row; Markdown on standard output.
+Random weights, images and masks of uniform keep rate; heads are evaluated, and their time is that of the convs they
+decide on. Ops of one algorithm on maps of one size are one row. Writes what docs/floors.md shows.
 
 Usage: python benchmarks/floors.py [--rounds 50] [--only resnet34] [--json results/bench_floors.json]
 """
@@ -8,32 +9,50 @@ Usage: python benchmarks/floors.py [--rounds 50] [--only resnet34] [--json resul
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import cofire
-from cofire.bench import random_plan
+from cofire.bench import Plan, random_plan
 from cofire.bench.rounds import pinned
 from cofire.experiments.provenance import provenance
 from cofire.files.atomic import write_json
+from cofire.results import floors_tables
+from cofire.runtime.engine import Precision
 from cofire.runtime.profile import Profile
-from cofire.text import markdown
 
-NETWORKS = ("resnet34", "mobilenet_v1_imagenet")
+NETWORKS = ("resnet34", "mobilenet_v1_imagenet", "vgg16_bn")
+DENSE, FEWER = 1.0, 0.48  # shares of the MACs
 
 
 def rows(engine: cofire.Engine, profile: Profile) -> dict[str, list[float]]:
-    """Algorithm and pixels -> milliseconds, and those of products and bytes alone."""
+    """Algorithm and pixels -> milliseconds; those of products alone and of bytes alone; the larger ones of each op."""
     found: dict[str, list[float]] = {}
     for number, op in enumerate(engine.program.ops):
         _, height, _ = engine.program.buffers[op.dst]
         kind = type(op).__name__.lower() if profile.algorithms[number] == "-" else profile.algorithms[number]
-        row = found.setdefault(f"{kind}, {height} x {height}", [0.0, 0.0, 0.0])
-        for part, value in enumerate((profile.milliseconds[number], *profile.floors[number])):
+        floors = profile.floors[number]
+        row = found.setdefault(f"{kind}, {height} x {height}", [0.0] * 4)
+        for part, value in enumerate((profile.milliseconds[number], *floors, max(floors))):
             row[part] += value
     return found
+
+
+def measure(plan: Plan, precision: Precision, macs: float, rounds: int) -> dict[str, Any]:
+    """One engine's ops, as floors_tables() takes them."""
+    dense = macs == DENSE
+    model, x = plan.gated.backbone if dense else plan.gated, torch.from_numpy(plan.images)
+    shape, (pool,) = plan.gated.graph.input_shape, plan.pools
+    assert pool is not None
+    with pinned(1):
+        engine = cofire.compile(model, shape, precision=precision, images=x if precision == "int8" else None)
+        with nullcontext() if dense else engine.force(pool.number(0), heads=True):
+            profile = engine.profile(x[:1], rounds)
+    about = {"network": plan.network, "precision": precision, "macs": macs, "kernel": engine.kernel}
+    return {**about, "speeds": vars(profile.speeds), "rows": rows(engine, profile)}
 
 
 def main() -> None:
@@ -42,25 +61,14 @@ def main() -> None:
     parser.add_argument("--only", choices=NETWORKS)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    told: dict[str, Any] = {}
+    engines = []
     for name in [args.only] if args.only else NETWORKS:
-        plan = random_plan(name)
-        plain, shape, x = plan.gated.backbone, plan.gated.graph.input_shape, torch.from_numpy(plan.images)
+        plan = random_plan(name, macs=[FEWER])
         for precision in ("float32", "int8"):
-            with pinned(1):
-                calibration = x if precision == "int8" else None
-                engine = cofire.compile(plain, shape, precision=precision, images=calibration)
-                profile = engine.profile(x[:1], args.rounds)
-            found, speeds = rows(engine, profile), profile.speeds
-            best = speeds.macs8 if precision == "int8" else speeds.macs
-            print(f"\n{name}, {precision}, kernels {engine.kernel}: at best {best / 1e9:.0f} MACs / ns, ", end="")
-            print(f"{speeds.bytes / 1e9:.1f} GB/s\n")
-            whole = [sum(values) for values in zip(*found.values(), strict=True)]
-            cells = [[what, *(f"{ms:.3f}" for ms in times)] for what, times in {**found, "all": whole}.items()]
-            print(markdown(["ops, pixels", "ms", "ms of products alone", "ms of bytes alone"], cells))
-            told[f"{name}, {precision}"] = {"kernel": engine.kernel, "speeds": vars(speeds), "rows": found}
+            engines += [measure(plan, precision, macs, args.rounds) for macs in (DENSE, FEWER)]
+    print(floors_tables(engines))
     if args.json:
-        write_json(args.json, {"provenance": provenance(), "rounds": args.rounds, "networks": told})
+        write_json(args.json, {"provenance": provenance(), "rounds": args.rounds, "engines": engines})
 
 
 if __name__ == "__main__":

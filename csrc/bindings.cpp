@@ -82,9 +82,9 @@ std::vector<std::string> conv_algorithms() {
     return names;
 }
 
-std::tuple<double, double, double> speeds(const std::string& kernel, int64_t bytes) {
+std::tuple<double, double, double, double> speeds(const std::string& kernel, int64_t bytes) {
     const cofire::Speeds found = without_gil([&] { return cofire::measured_speeds(kernel, bytes); });
-    return {found.macs, found.macs8, found.bytes};
+    return {found.macs, found.macs8, found.macs16, found.bytes};
 }
 
 // Arrays over groups (masks, logits, forced) hold the groups one after the other, each (batch, filters).
@@ -139,7 +139,7 @@ NB_MODULE(_native, m) {
     m.def("machine", &cofire::machine, "The CPU's model and instruction sets: what a tuning holds for.");
     m.def("check", &check, nb::arg("file"), "Raises RuntimeError unless the bytes are a program file.");
     m.def("speeds", &speeds, nb::arg("kernel"), nb::arg("bytes"),
-          "MACs of floats, MACs of bytes, and bytes read of so much memory, each per second at best.");
+          "MACs of floats, of bytes, of 16 bits, and bytes read of so much memory, each per second at best.");
     nb::exception<cofire::TooCostly>(m, "TooCostly", PyExc_RuntimeError);
     m.def("conv_algorithms", &conv_algorithms, "Names of all algorithms for convs; the last is the reference.");
     nb::class_<cofire::Engine>(m, "Engine", "A program, ready to run. Calls may come from several threads.")

@@ -1,6 +1,7 @@
 // A conv, prepared to run on lists of live inputs and active filters.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,9 +24,18 @@ struct Stretch {
 // nothing to do then.
 class Upcoming {
    public:
-    // Only what leaves room for this conv's own data is fetched.
+    // Only so much is fetched that there is room for this conv's own data, and nothing where that is little of a
+    // stretch: memory is busy without it then.
     void add(Stretch stretch) {
-        if (stretch.size <= kMost && count_ < 2) stretches_[count_++] = stretch;
+        if (stretch.size > 0 && stretch.size <= kWorth && count_ < 2)
+            stretches_[count_++] = {stretch.begin, std::min(stretch.size, kMost)};
+    }
+
+    // So much that everything is there after as many calls as are still to come.
+    void fetch_share(int calls) {
+        int64_t lines = 0;
+        for (int s = 0; s < count_; ++s) lines += stretches_[s].size / 16;
+        for (lines /= calls; lines >= 0 && count_ > 0; lines -= kLines) fetch();
     }
 
     // The last lines may lie past the end: fetching them does no harm, asking for each would cost more.
@@ -39,7 +49,7 @@ class Upcoming {
     }
 
    private:
-    static constexpr int64_t kMost = 80 * 1024;  // floats
+    static constexpr int64_t kMost = 80 * 1024, kWorth = 2 * kMost;  // floats
     static constexpr int kLines = 32;
     Stretch stretches_[2];  // the last one comes first
     int count_ = 0;

@@ -40,10 +40,10 @@ const std::vector<ConvAlgorithm8>& conv8_algorithms() {
 }
 
 std::unique_ptr<AbstractConv8> make_conv8(const std::string& algorithm, const Kernels8& kernels, const Op& op,
-                                          const Quantized& quantized, Shape x, Shape y) {
+                                          const Quantized& quantized, Shape x, Shape y, Arena& arena) {
     for (const ConvAlgorithm8& row : conv8_algorithms())
         if ((algorithm.empty() || algorithm == row.name) && row.fits(op, quantized, x, y))
-            return row.make(kernels, op, quantized, x, y);
+            return row.make(kernels, op, quantized, x, y, arena);
     throw std::runtime_error("conv '" + op.name + "' cannot run on bytes with algorithm '" + algorithm + "'");
 }
 

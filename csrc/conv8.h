@@ -9,9 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "conv.h"
 #include "kernels/kernels8.h"
-#include "program.h"
-#include "team.h"
 
 namespace cofire {
 
@@ -47,6 +46,7 @@ struct ConvCall8 {
     uint8_t* peak;               // null, or per filter: raised to the largest byte this member wrote
     int64_t* sum;                // null, or per filter: the bytes this member wrote are added
     uint8_t* room;               // room(threads) bytes, aligned to cache lines, shared by the team
+    Upcoming* upcoming;          // this member's
 };
 
 // Filters that are not active are not written; with a residual, those whose residual is live keep it as if `sum` were
@@ -55,18 +55,19 @@ class AbstractConv8 {
    public:
     virtual ~AbstractConv8() = default;
     virtual int64_t room(int threads) const = 0;  // bytes of scratch for a team
+    virtual Stretch weights() const = 0;          // as they lie for `run`
     // Called by every member of a team with the same call, but for peak and sum. Returns the MACs this member walked:
     // those of a direct conv, padding taps included. What the team wrote is there after it has met again.
     virtual int64_t run(const ConvCall8& call, const Member& member) const = 0;
 };
 
-// A way to run convs on bytes. `make` prepares one, with its weights laid out anew where it needs that; the op and the
-// arrays of `quantized` must outlive it.
+// A way to run convs on bytes. `make` prepares one, with its weights in the arena if it lays them out anew; the op, the
+// arrays of `quantized` and the arena must outlive it.
 struct ConvAlgorithm8 {
     const char* name;
     bool (*fits)(const Op& op, const Quantized& quantized, Shape x, Shape y);
     std::unique_ptr<AbstractConv8> (*make)(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
-                                           Shape y);
+                                           Shape y, Arena& arena);
 };
 
 // All there are, likely best first. The last, "ref", fits every conv and defines what the others must give.
@@ -75,6 +76,6 @@ const std::vector<ConvAlgorithm8>& conv8_algorithms();
 // With the named algorithm, or with the likely best if the name is empty. Of the op only the window counts: kernel,
 // stride, dilation, padding, groups.
 std::unique_ptr<AbstractConv8> make_conv8(const std::string& algorithm, const Kernels8& kernels, const Op& op,
-                                          const Quantized& quantized, Shape x, Shape y);
+                                          const Quantized& quantized, Shape x, Shape y, Arena& arena);
 
 }  // namespace cofire

@@ -9,7 +9,7 @@
 namespace cofire {
 
 using Make8 = std::unique_ptr<AbstractConv8>(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
-                                             Shape y);
+                                             Shape y, Arena& arena);
 Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8, make_winograd8;
 
 // Whether sums are small enough too.
@@ -86,15 +86,16 @@ struct LiveInputs {
 // The weights of each filter, those of a tap side by side.
 class Weights8 {
    public:
-    Weights8(const Op& op, const Quantized& quantized, Shape x, Shape y)
+    Weights8(const Op& op, const Quantized& quantized, Shape x, Shape y, Arena& arena)
         : q_(quantized),
           inputs_(x.c / op.groups),
           taps_(op.kernel.h * op.kernel.w),
           row_(int(up(inputs_, 4))),
           pitch_(odd_lines((int64_t(taps_) * row_ + 3) / 4) * 4),
-          memory_((y.c * pitch_ + kSlack8) / 4),
+          size_((y.c * pitch_ + kSlack8) / 4),
+          memory_(arena.take(size_)),
           totals_(y.c) {
-        int8_t* to = reinterpret_cast<int8_t*>(memory_.data());
+        int8_t* to = reinterpret_cast<int8_t*>(memory_);
         for (int o = 0; o < y.c; ++o, to += pitch_)
             for (int i = 0; i < inputs_; ++i)
                 for (int tap = 0; tap < taps_; ++tap) {
@@ -112,7 +113,8 @@ class Weights8 {
         uint32_t* to = reinterpret_cast<uint32_t*>(room);
         int32_t total = live.whole ? totals_[o] : 0;
         for (int tap = 0; tap < taps_ && !live.whole; ++tap) {
-            total += kernels.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_, to);
+            total += kernels.gather(rows + int64_t(tap) * row_, live.list, live.count, live.bits, inputs_,
+                                    q_.zero_in != 0, to);
             to += (live.count + kernels.channels - 1) / kernels.channels;
         }
         *start = start_of(q_, o, total);
@@ -126,7 +128,8 @@ class Weights8 {
         return ahead;
     }
 
-    const int8_t* row(int o) const { return reinterpret_cast<const int8_t*>(memory_.data()) + o * pitch_; }
+    const int8_t* row(int o) const { return reinterpret_cast<const int8_t*>(memory_) + o * pitch_; }
+    Stretch all() const { return {memory_, size_}; }
     int tap_pitch() const { return row_; }  // bytes
     int64_t row_pitch() const { return pitch_; }
 
@@ -135,7 +138,8 @@ class Weights8 {
     const int inputs_, taps_;
     const int row_;        // bytes of a tap's weights
     const int64_t pitch_;  // bytes of a filter's
-    Floats memory_;
+    const int64_t size_;   // floats of all
+    float* const memory_;
     std::vector<int32_t> totals_;  // of each filter's weights
 };
 

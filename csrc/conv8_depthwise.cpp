@@ -66,7 +66,7 @@ class Tables8 {
 
 class Depthwise8 final : public AbstractConv8 {
    public:
-    Depthwise8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y)
+    Depthwise8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y, Arena& arena)
         : kernels_(kernels),
           op_(op),
           q_(quantized),
@@ -75,7 +75,8 @@ class Depthwise8 final : public AbstractConv8 {
           taps_(op.kernel.h * op.kernel.w),
           words_((op.kernel.w + kernels.channels - 1) / kernels.channels),
           tables_(kernels, op, x, y, words_),
-          weights_(size_t(y.c) * op.kernel.h * words_),
+          size_(int64_t(y.c) * op.kernel.h * words_),
+          weights_(reinterpret_cast<uint32_t*>(arena.take(size_))),
           totals_(y.c) {
         const int reach = (op.kernel.h - 1) * op.dilation.h, bits = 32 / kernels.channels;
         phases_.resize(std::min(op.stride.h, reach + 1));
@@ -97,6 +98,7 @@ class Depthwise8 final : public AbstractConv8 {
             }
     }
 
+    Stretch weights() const override { return {reinterpret_cast<const float*>(weights_), size_}; }
     int64_t room(int threads) const override { return threads * own_room(); }
 
     int64_t run(const ConvCall8& call, const Member& member) const override {
@@ -111,10 +113,11 @@ class Depthwise8 final : public AbstractConv8 {
         for (int f = mine.begin; f < mine.end; ++f) {
             const int o = call.out[f];
             live = std::lower_bound(live, stop, o);
+            call.upcoming->fetch_share(mine.end - f);
             const bool reads = live < stop && *live == o;  // a dead input leaves the bias
             const uint8_t* plane = call.x + int64_t(o) * x_.area();
             end_filter(ending, 0, q_, call, o, y_.area(), 0, start_of(q_, o, reads ? totals_[o] : 0));
-            const uint32_t* weights = weights_.data() + int64_t(o) * op_.kernel.h * words_;
+            const uint32_t* weights = weights_ + int64_t(o) * op_.kernel.h * words_;
             if (reads && tables_.fit()) {
                 kernels_.depthwise(plane, weights, map, ending);
             } else {
@@ -162,7 +165,8 @@ class Depthwise8 final : public AbstractConv8 {
     const Shape x_, y_;
     const int taps_, words_;  // words of a kernel's line
     const Tables8 tables_;
-    std::vector<uint32_t> weights_;
+    const int64_t size_;  // words of all weights
+    uint32_t* const weights_;
     std::vector<int32_t> totals_;  // of each filter's weights
     std::vector<bool> phases_;     // of the stride: whether some tap reads it
     int lines_read_, line_;        // lines read of each phase; bytes of a line with its paddings
@@ -173,8 +177,8 @@ class Depthwise8 final : public AbstractConv8 {
 }  // namespace
 
 std::unique_ptr<AbstractConv8> make_depthwise8(const Kernels8& kernels, const Op& op, const Quantized& quantized,
-                                               Shape x, Shape y) {
-    return std::make_unique<Depthwise8>(kernels, op, quantized, x, y);
+                                               Shape x, Shape y, Arena& arena) {
+    return std::make_unique<Depthwise8>(kernels, op, quantized, x, y, arena);
 }
 
 }  // namespace cofire

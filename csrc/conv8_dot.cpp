@@ -8,7 +8,7 @@
 namespace cofire {
 namespace {
 
-constexpr int kRows8 = 4;     // filters at a time
+constexpr int kRows8 = 6;     // filters at a time
 constexpr int kPacking8 = 6;  // products that take as long as to pack a cache line of weights
 
 // Pixels with the same taps inside the map.
@@ -20,7 +20,7 @@ struct Alike {
 
 class Dot8 final : public AbstractConv8 {
    public:
-    Dot8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y)
+    Dot8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y, Arena& arena)
         : kernels_(kernels),
           op_(op),
           q_(quantized),
@@ -33,10 +33,11 @@ class Dot8 final : public AbstractConv8 {
           border_(quantized.zero_in == 0 ? Padding{0, 0, 0, 0} : op.padding),
           high_(x.h + border_.top + border_.bottom),
           wide_(x.w + border_.left + border_.right),
-          memory_((y.c * pitch_ + kSlack8) / 4),
+          size_((y.c * pitch_ + kSlack8) / 4),
+          memory_(arena.take(size_)),
           totals_(y.c) {
         for (int o = 0; o < y.c; ++o) {
-            int8_t* to = reinterpret_cast<int8_t*>(memory_.data()) + o * pitch_;
+            int8_t* to = reinterpret_cast<int8_t*>(memory_) + o * pitch_;
             const int8_t* from = q_.weight + int64_t(o) * x.c * taps_;
             for (int i = 0; i < x.c; ++i)
                 for (int tap = 0; tap < taps_; ++tap, ++from) to[tap * row_ + i] = *from, totals_[o] += *from;
@@ -44,6 +45,7 @@ class Dot8 final : public AbstractConv8 {
         find_taps();
     }
 
+    Stretch weights() const override { return {memory_, size_}; }
     int64_t room(int threads) const override { return inputs_room() + threads * own_room() + kSlack8; }
 
     int64_t run(const ConvCall8& call, const Member& member) const override {
@@ -59,6 +61,7 @@ class Dot8 final : public AbstractConv8 {
         const Range mine = member.share(call.n_out);
         for (int f = mine.begin, size; f < mine.end; f += size) {
             size = group_size(mine.end - f, kRows8);
+            call.upcoming->fetch_share((mine.end - f + size - 1) / size);
             multiply(call, walk, call.out + f, size, mine.end - f - size);
         }
         keep_residuals(kernels_, q_, call, y_, member);
@@ -134,7 +137,7 @@ class Dot8 final : public AbstractConv8 {
     }
 
     void multiply(const ConvCall8& call, const Walk& walk, const int* filters, int size, int more) const {
-        const int8_t* memory = reinterpret_cast<const int8_t*>(memory_.data());
+        const int8_t* memory = reinterpret_cast<const int8_t*>(memory_);
         const int8_t* rows[kRows8];
         int32_t starts[kRows8];
         for (int r = 0; r < size; ++r) {
@@ -172,7 +175,7 @@ class Dot8 final : public AbstractConv8 {
         *total = 0;
         for (int tap = 0; tap < taps_; ++tap)
             *total += kernels_.gather(row + tap * row_, walk.live.list, walk.live.count, walk.live.bits, x_.c,
-                                      reinterpret_cast<uint32_t*>(to + tap * walk.row));
+                                      q_.zero_in != 0, reinterpret_cast<uint32_t*>(to + tap * walk.row));
         return reinterpret_cast<const int8_t*>(to);
     }
 
@@ -185,7 +188,8 @@ class Dot8 final : public AbstractConv8 {
     const int64_t pitch_;  // bytes of a filter's
     const Padding border_;
     const int high_, wide_;  // of a map with its border
-    Floats memory_;
+    const int64_t size_;     // floats of all weights
+    float* const memory_;
     std::vector<int32_t> totals_;  // of each filter's weights
     std::vector<Alike> alike_;
     int64_t products_ = 0;  // taps of all pixels
@@ -194,8 +198,8 @@ class Dot8 final : public AbstractConv8 {
 }  // namespace
 
 std::unique_ptr<AbstractConv8> make_dot8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
-                                         Shape y) {
-    return std::make_unique<Dot8>(kernels, op, quantized, x, y);
+                                         Shape y, Arena& arena) {
+    return std::make_unique<Dot8>(kernels, op, quantized, x, y, arena);
 }
 
 }  // namespace cofire

@@ -13,7 +13,7 @@ constexpr int64_t kInputs8 = 384 * 1024;  // bytes of packed inputs that a block
 
 class Gemm8 final : public AbstractConv8 {
    public:
-    Gemm8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y)
+    Gemm8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y, Arena& arena)
         : kernels_(kernels),
           op_(op),
           q_(quantized),
@@ -25,7 +25,7 @@ class Gemm8 final : public AbstractConv8 {
           copies_(op.kernel.w),
           plain_(lies_as_output(op, x, y)),
           width_(plain_ ? 1 : y.w),
-          weights_(op, quantized, x, y) {
+          weights_(op, quantized, x, y, arena) {
         const int reach = (op.kernel.h - 1) * op.dilation.h, all = y.area() / width_;
         phases_.resize(std::min(op.stride.h, reach + 1));
         const int64_t line = int64_t(words_) * 4 * copies_ * int64_t(phases_.size()) * width_;
@@ -40,6 +40,7 @@ class Gemm8 final : public AbstractConv8 {
             }
     }
 
+    Stretch weights() const override { return weights_.all(); }
     int64_t room(int threads) const override { return packed_room() + threads * own_room() + kSlack8; }
 
     int64_t run(const ConvCall8& call, const Member& member) const override {
@@ -102,6 +103,7 @@ class Gemm8 final : public AbstractConv8 {
                     end_filter(ending, r, q_, call, filters[r], y_.area(), line * width_, start);
                 }
                 const Ahead8 ahead = weights_.ahead(call.out + out.begin, f + size, mine.end, size);
+                call.upcoming->fetch_share((mine.end - f + size - 1) / size);
                 kernels_.gemm(rows, size, walk, lines * width_, ending, f + size < mine.end ? &ahead : nullptr);
             }
         }
@@ -179,8 +181,8 @@ class Gemm8 final : public AbstractConv8 {
 }  // namespace
 
 std::unique_ptr<AbstractConv8> make_gemm8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
-                                          Shape y) {
-    return std::make_unique<Gemm8>(kernels, op, quantized, x, y);
+                                          Shape y, Arena& arena) {
+    return std::make_unique<Gemm8>(kernels, op, quantized, x, y, arena);
 }
 
 }  // namespace cofire

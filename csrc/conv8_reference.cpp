@@ -11,6 +11,7 @@ class Reference8 final : public AbstractConv8 {
    public:
     Reference8(const Op& op, const Quantized& quantized, Shape x, Shape y) : op_(op), q_(quantized), x_(x), y_(y) {}
 
+    Stretch weights() const override { return {}; }
     int64_t room(int) const override { return 0; }
 
     int64_t run(const ConvCall8& call, const Member& member) const override {
@@ -73,7 +74,7 @@ class Reference8 final : public AbstractConv8 {
 }  // namespace
 
 std::unique_ptr<AbstractConv8> make_reference8(const Kernels8&, const Op& op, const Quantized& quantized, Shape x,
-                                               Shape y) {
+                                               Shape y, Arena&) {
     return std::make_unique<Reference8>(op, quantized, x, y);
 }
 

@@ -19,7 +19,7 @@ constexpr int64_t kMostSum8 = 1 << 25;      // which no sum without its bias may
 
 class Winograd8 final : public AbstractConv8 {
    public:
-    Winograd8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y)
+    Winograd8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y, Arena& arena)
         : kernels_(kernels),
           op_(op),
           q_(quantized),
@@ -29,12 +29,13 @@ class Winograd8 final : public AbstractConv8 {
           down_((y.h + 3) / 4),
           words_((x.c + 1) / 2),
           flat_(across_ % (kernels.lanes / 4) == 0),
-          weights_(op, quantized, x, y) {
+          weights_(op, quantized, x, y, arena) {
         rows_ = down_;
         while (rows_ > 1 && inputs_size(rows_) > kInputs8) --rows_;
         rows_ = group_size(down_, rows_);
     }
 
+    Stretch weights() const override { return weights_.all(); }
     int64_t room(int threads) const override { return inputs_room() + threads * own_room() + kSlack8; }
 
     int64_t run(const ConvCall8& call, const Member& member) const override {
@@ -145,6 +146,7 @@ class Winograd8 final : public AbstractConv8 {
                                    has_column(block) ? block.columns + position * weights_pitch() : nullptr,
                                    block.products + f * per_filter + position * block.pitch, per_filter);
             }
+            call.upcoming->fetch();
             // A share of the next filters' weights. In a function of its own, which has no effect, it would be left
             // out.
             const int64_t lines = weights_.row_pitch() / kLine8;
@@ -192,8 +194,8 @@ bool fits_winograd8(const Op& op, const Quantized& q, Shape x, Shape y) {
 }
 
 std::unique_ptr<AbstractConv8> make_winograd8(const Kernels8& kernels, const Op& op, const Quantized& quantized,
-                                              Shape x, Shape y) {
-    return std::make_unique<Winograd8>(kernels, op, quantized, x, y);
+                                              Shape x, Shape y, Arena& arena) {
+    return std::make_unique<Winograd8>(kernels, op, quantized, x, y, arena);
 }
 
 }  // namespace cofire

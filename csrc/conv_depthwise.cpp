@@ -30,6 +30,7 @@ class Depthwise final : public AbstractConv {
         int64_t macs = 0;
         for (int f = mine.begin; f < mine.end; ++f) {
             const int o = call.out[f];
+            call.upcoming->fetch_share(mine.end - f);
             while (live < call.in + call.n_in && *live < o) ++live;
             const bool reads = live < call.in + call.n_in && *live == o;  // a dead input leaves the bias
             if (reads && !call.residual && call.factor[o] == 1) {

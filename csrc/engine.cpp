@@ -108,8 +108,8 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
         const std::string& algorithm = state_->algorithms[i];
         if (ops[i].kind == Kind::conv) prepared.convs[i] = make_conv(algorithm, *kernels, ops[i], x, y, prepared.arena);
         if (ops[i].kind == Kind::conv8)
-            prepared.convs8[i] =
-                make_conv8(algorithm, prepared.kernels8, ops[i], quantized_of(prepared.program, ops[i]), x, y);
+            prepared.convs8[i] = make_conv8(algorithm, prepared.kernels8, ops[i],
+                                            quantized_of(prepared.program, ops[i]), x, y, prepared.arena);
     }
     for (const Op& op : ops)
         if (!reference)

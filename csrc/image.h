@@ -73,6 +73,7 @@ class Image {
     const float* rescaled_bias(const Op& op, const ConvCall& call, const Member& member);
     void keep_residual(int number, const Member& member);
     Upcoming after(int number) const;
+    Stretch head_weights(int number) const;
     void clear_dead(int buffer, const int* channels, Range mine, const Member& member);
     void merge_peaks(int buffer, const Member& member);
     void affine(const Op& op, int c);

@@ -47,6 +47,8 @@ void Image::conv8(int number, const Member& member) {
     call.residual = op.residual ? plane8(op.src[1], 0) : nullptr;
     call.residual_on = op.residual ? live_[op.src[1]].on.data() : nullptr;
     call.room = reinterpret_cast<uint8_t*>(room_);
+    Upcoming upcoming = member.threads == 1 ? after(number) : Upcoming();
+    call.upcoming = &upcoming;
     if (call.n_out > 0 || op.residual) macs(number, member.thread) = prepared_.convs8[number]->run(call, member);
     member.meet();
     if (member.first()) set_conv_live(op);

@@ -67,14 +67,21 @@ Upcoming Image::after(int number) const {
     const std::vector<Op>& ops = prepared_.program.ops;
     Upcoming upcoming;
     for (size_t next = number + 1; next < ops.size(); ++next) {
-        if (ops[next].kind != Kind::conv) continue;
-        upcoming.add(prepared_.convs[next]->weights());
-        if (ops[next].decides)
-            upcoming.add({ops[next].head.weight,
-                          int64_t(ops[next].head.rows) * ops[next].head.inputs(shape(ops[next].head.source))});
+        const bool conv = ops[next].kind == Kind::conv;
+        if (!conv && ops[next].kind != Kind::conv8) continue;
+        upcoming.add(conv ? prepared_.convs[next]->weights() : prepared_.convs8[next]->weights());
+        if (ops[next].decides) upcoming.add(head_weights(int(next)));
         break;
     }
     return upcoming;
+}
+
+Stretch Image::head_weights(int number) const {
+    const Head& head = prepared_.program.ops[number].head;
+    const int64_t size = int64_t(head.rows) * head.inputs(shape(head.source));
+    if (!prepared_.heads8.empty() && prepared_.heads8[number].weight)
+        return {reinterpret_cast<const float*>(prepared_.heads8[number].weight), size / 4};
+    return {head.weight, size};
 }
 
 // Convs add a residual's planes as they lie; what is not live there may hold anything.

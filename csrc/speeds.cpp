@@ -60,6 +60,19 @@ double byte_macs(const Kernels8& found) {
     return double(kRepeats) * found.rows * depth * n * found.channels / seconds;
 }
 
+double pair_macs(const Kernels8& found) {
+    const int n = found.lanes * found.vectors, repeats = kRepeats * kTimes;
+    std::vector<uint32_t> x(size_t(kDepth * n + kSlack8)), w(size_t(found.rows * kDepth + kSlack8));
+    std::vector<int32_t> out(size_t(found.rows * n));
+    const uint32_t* rows[kMaxRows8] = {};
+    for (int r = 0; r < found.rows; ++r) rows[r] = w.data() + r * kDepth;
+    const double seconds = best_seconds(kTries, [&] {
+        for (int i = 0; i < repeats; ++i)
+            found.wino_gemm(rows, found.rows, x.data(), kDepth, n, n, nullptr, out.data(), n);
+    });
+    return 2.0 * repeats * found.rows * kDepth * n / seconds;
+}
+
 double bytes_read(const Kernels& found, int64_t bytes) {
     const int n = int(std::clamp<int64_t>(bytes / int64_t(sizeof(float)), 1 << 10, 1 << 26));
     const std::vector<float> memory(size_t(n) + kSlack, 1.0f);
@@ -75,7 +88,7 @@ Speeds measured_speeds(const std::string& kernel, int64_t bytes) {
     const Kernels* found = find_kernels(kernel == "ref" ? "" : kernel.c_str());
     const Kernels8* found8 = found == nullptr ? nullptr : kernels8_of(found->name);
     if (found == nullptr || found8 == nullptr) throw std::runtime_error("no kernel set \"" + kernel + "\" on this CPU");
-    return {float_macs(*found), byte_macs(*found8), bytes_read(*found, bytes)};
+    return {float_macs(*found), byte_macs(*found8), pair_macs(*found8), bytes_read(*found, bytes)};
 }
 
 }  // namespace cofire

@@ -8,8 +8,9 @@ namespace cofire {
 
 // Of one thread, per second.
 struct Speeds {
-    double macs, macs8;  // of floats and of bytes, by the inner loops of a kernel set on data in the nearest cache
-    double bytes;        // read, of memory that is walked again and again
+    // of floats, of bytes, and of Winograd's 16 bits, by the inner loops of a kernel set on data in the nearest cache
+    double macs, macs8, macs16;
+    double bytes;  // read, of memory that is walked again and again
 };
 
 // `kernel` is a kernel set, "" or "ref" for the best; `bytes` is how much memory is walked. Some hundredths of a

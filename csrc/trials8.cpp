@@ -47,6 +47,8 @@ class Trial8 {
         else
             call.y = output;
         call.room = reinterpret_cast<uint8_t*>(room_.data());
+        Upcoming upcoming;
+        call.upcoming = &upcoming;
         const double begin = seconds_now();
         conv.run(call, Member{0, 1, &barrier});
         return seconds_now() - begin;
@@ -76,10 +78,11 @@ std::vector<std::string> tuned_algorithms8(const Program& program, const Op& op,
     std::vector<std::string> names = fitting_algorithms8(program, op);
     names.pop_back();  // the reference only defines
     if (names.size() == 1 || work_of(op, program) >= kMostTried || seconds_now() >= deadline) return names;
+    Arena arena;
     std::vector<Competitor8> competitors;
     int64_t room = 0;
     for (const std::string& name : names) {
-        auto conv = make_conv8(name, kernels, op, quantized, x, y);
+        auto conv = make_conv8(name, kernels, op, quantized, x, y, arena);
         const int64_t needs = conv->room(1);
         if (name != "gemm" && double(needs + x.size() + y.size()) >= 0.5 * double(limits.memory)) continue;
         competitors.push_back({name, std::move(conv)});

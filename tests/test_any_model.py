@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from nets import SHAPE, Net, bn, conv, fc, gated_net, images, live_inputs, run
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cofire import DataError, TraceError, compile, cost, mask_loss, trace
+from cofire import FTWT, CofireError, DataError, FileError, TraceError, compile, cost, gate, mask_loss, save, trace
 from cofire.pruning.removal import removable
 
 NONE = torch.zeros(1, 8, dtype=torch.bool)
@@ -335,3 +335,68 @@ def test_prune_leaves_channels_that_meet_such_a_tensor() -> None:
     found = removable(Net(forward, one=conv(3, 4), two=conv(4, 6), fc=fc(6)).eval(), SHAPE)
     assert found.reasons["one"] == "mul (mul) has a tensor of its own (constant)"
     assert "two" in found.groups
+
+
+# What is no model yet, or none that can be followed
+
+
+def small() -> nn.Module:
+    return nn.Sequential(conv(3, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 5))
+
+
+def without_values() -> nn.Module:
+    with torch.device("meta"):
+        return small()
+
+
+class Summing(Picky):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return self.conv(x + y)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+@pytest.mark.parametrize(
+    ("make", "way_out"),
+    [
+        (lambda: torch.jit.script(small()), "pass the module it was made of"),
+        (lambda: torch.compile(small()), r"pass the module itself: model\._orig_mod"),
+        (lambda: nn.Sequential(nn.LazyConv2d(8, 3)), r"'0\.weight' has no values yet; run a lazy module once"),
+        (without_values, r"'0\.weight' has no values yet; .* load the weights"),
+        (
+            lambda: F.relu,
+            r"torch\.nn\.Module is needed, got .*; call it in the forward|a program of torch\.export is needed",
+        ),
+        (Summing, r"got 2 inputs: x, y\nWays out: .*joined along channels"),
+    ],
+    ids=["script", "compiled", "lazy", "meta", "function", "two inputs"],
+)
+def test_what_cannot_be_followed_is_refused_with_a_way_out(make: Any, way_out: str) -> None:
+    model = make()
+    for attempt in (lambda: gate(model, FTWT(), input_shape=SHAPE), lambda: compile(model, SHAPE)):
+        with pytest.raises(CofireError, match=way_out):
+            attempt()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")  # says torch.ao.quantization
+def test_weights_that_are_packed_are_refused_by_name(tmp_path: Path) -> None:
+    packed = torch.ao.quantization.quantize_dynamic(small(), {nn.Linear})
+    with pytest.raises(FileError, match=r"'3\._packed_params\.dtype' .* must be a tensor .*cofire\.quantize"):
+        save(packed, tmp_path)
+
+
+class Found(NamedTuple):
+    logits: Tensor
+    parts: tuple[Tensor, Tensor]
+
+
+def test_a_named_tuple_comes_out_of_the_engine_as_a_plain_one() -> None:
+    def forward(m: Net, x: Tensor) -> Found:
+        y = F.relu(m.one(x))
+        return Found(m.logits(y), (m.two(y), y))
+
+    net = Net(forward, one=conv(3, 8), two=conv(8, 2), fc=fc(8))
+    gated = gated_net(net).eval()
+    logits, parts = compile(gated, SHAPE)(images())
+    with torch.no_grad():
+        expected = gated(images())
+    torch.testing.assert_close([logits, *parts], [expected.logits, *expected.parts])

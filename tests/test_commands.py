@@ -129,8 +129,10 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
         for _ in range(2):
             bar.advance(task)
         bar.update(task, completed=4)
+        assert list(bar.track("ab", description="tracking")) == ["a", "b"]
     assert capsys.readouterr().err.splitlines() == [
         *("counting: 1 of 4 (25 %)", "counting: 2 of 4 (50 %)", "counting: 4 of 4 (100 %)"),
+        *("tracking: 1 of 2 (50 %)", "tracking: 2 of 2 (100 %)"),
     ]
 
 

@@ -14,6 +14,9 @@ from compared import write_recipe
 from torch import Tensor, nn
 
 from cofire import (
+    FBS,
+    LCS,
+    CGNet,
     ConfigError,
     Recipe,
     compare,
@@ -104,12 +107,17 @@ def test_what_can_be_foretold_is_within_the_budget(contender: Contender, recipe:
     if alone:  # what the method adds learns at the network's rate, and the network stays as it is
         wanted = dataclasses.replace(base.train, train="heads", head_lr=base.train.lr, distill=0.0)
         assert experiment.train == wanted
+    aims = experiment.gate is not None and experiment.gate.knob == "target"
+    if aims:  # an earlier epoch may not have come to the target
+        assert experiment.train == dataclasses.replace(base.train, select="last")
     rest = dataclasses.replace(experiment, name=base.name, gate=None, prune=None, signature=None, budget=None)
-    assert (dataclasses.replace(rest, train=base.train) if alone else rest) == base
+    assert (dataclasses.replace(rest, train=base.train) if alone or aims else rest) == base
     if experiment.prune is not None:
         assert experiment.prune.macs == 0.5
     elif experiment.gate is not None and experiment.gate.knob == "threshold":
         assert experiment.budget == BudgetPart(macs=0.5)
+    elif aims:
+        assert experiment.gate == contender.config_type(**contender.options).aimed(0.5)  # type: ignore[union-attr]
     elif experiment.gate is not None and experiment.gate.knob is not None:
         sets = read_sets(base)
         model = load(str(base.backbone.weights)).eval()
@@ -122,6 +130,19 @@ def test_what_can_be_foretold_is_within_the_budget(contender: Contender, recipe:
             gated(sets.train.normalise(sets.train.pixels(torch.arange(64))))
             share = float(1 - gated.cost().reduction("executed+heads").mean())
         assert 0.45 <= share <= 0.503
+
+
+def test_what_training_aims_at_follows_from_the_budget() -> None:
+    assert LCS().aimed(0.7).target == 0.7
+    # a quarter of each sum is always there; of the other three, half are: the partial sums above their median
+    assert CGNet(parts=4).aimed(0.625).target == pytest.approx(0.0, abs=1e-3)
+    assert CGNet(parts=4).aimed(0.25 + 0.75 * 0.1587).target == pytest.approx(1.0, abs=1e-3)  # one deviation above
+    with pytest.raises(
+        ConfigError, match=r"macs=0.2 cannot be reached: CGNet adds up 0.25 of the MACs at every position"
+    ):
+        CGNet(parts=4).aimed(0.2)
+    with pytest.raises(ConfigError, match="FBS has no target to aim with"):
+        FBS().aimed(0.5)
 
 
 def test_a_budget_that_no_knob_meets_says_so(recipe: Path) -> None:

@@ -80,6 +80,19 @@ def test_a_program_alone_can_be_explored_without_heatmaps(tmp_path: Path) -> Non
         open_subject(str(cofire.compile(cofire.create_backbone("resnet20"), (3, 32, 40)).save(tmp_path / "b.cofire")))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_of_a_folder_take_the_place_of_the_test_set(channels: int, tmp_path: Path) -> None:
+    model = cofire.create_backbone("resnet8_digits") if channels == 1 else cofire.create_backbone("resnet20")
+    path = cofire.compile(model, (channels, 8, 8)).save(tmp_path / "a.cofire")
+    for grey in (10, 200, 30):
+        (tmp_path / "mine" / "deep").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 12, 3), grey, np.uint8)).save(tmp_path / "mine" / "deep" / f"{grey}.png")
+    subject = open_subject(str(path), 2, tmp_path / "mine")
+    assert subject.pixels_NCHW.shape == (2, channels, 8, 8)
+    assert {int(pixels.flat[0]) for pixels in subject.pixels_NCHW} == {10, 30}  # first and last by name
+    assert subject.images == str(tmp_path / "mine")
+
+
 def test_where_k_is_fixed_the_slider_moves_it_and_masks_cost_and_answer_follow(tmp_path: Path) -> None:
     sizes = {unit.group: unit.out_channels for unit in tiny_gated().units if unit.gated}
     gated = tiny_gated(select="top", signature={name: size // 2 for name, size in sizes.items()})

@@ -25,9 +25,9 @@ def test_products_and_bytes_by_hand() -> None:
     dense = 6 * 4 * 9 * 64
     (load,) = loads(table, tensors, ["gemm"], [dense], [1.0])
     weights = 4 * (6 * 4 * 9 + 6)
-    assert load == Load(dense, 4 * (4 + 6) * 64 + weights, False)
+    assert load == Load(dense, 4 * (4 + 6) * 64 + weights, 32)
     (half,) = loads(table, tensors, ["gemm"], [dense / 4], [0.5])  # half the filters, half the inputs
-    assert half == Load(dense / 4, load.bytes / 2, False)
+    assert half == Load(dense / 4, load.bytes / 2, 32)
     (none,) = loads(table, tensors, ["gemm"], [0], [0.0])
     assert (none.products, none.bytes) == (0, 0)
     assert footprint(table, tensors) == 4 * 10 * 64 + weights
@@ -49,12 +49,12 @@ def test_winograd_on_bytes_reads_the_weights_as_they_are() -> None:
     (direct,), (winograd,) = (loads(table, tensors, [name], [1000.0], [1.0]) for name in ("gemm", "wino4"))
     assert winograd.bytes == direct.bytes
     assert winograd.products == direct.products / 4
+    assert (winograd.bits, direct.bits) == (16, 8)
 
 
 def test_floors_by_hand() -> None:
-    speeds = Speeds(1e9, 4e9, 1e10)
-    assert Load(2e6, 1e7, False).floors(speeds) == (2.0, 1.0)
-    assert Load(2e6, 1e7, True).floors(speeds) == (0.5, 1.0)
+    speeds = Speeds(1e9, 4e9, 2e9, 1e10)
+    assert [Load(2e6, 1e7, bits).floors(speeds) for bits in (32, 16, 8)] == [(2.0, 1.0), (1.0, 1.0), (0.5, 1.0)]
 
 
 def test_a_profile_has_floors_that_shrink_with_the_masks() -> None:

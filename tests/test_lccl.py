@@ -73,6 +73,15 @@ def test_a_strided_unit_keeps_its_size() -> None:
     assert gated.decisions["one"].mask.on.shape == (3, 8, 4, 4)
 
 
+def test_it_begins_close_to_the_network_with_all_positions_open() -> None:
+    gated = gate(tiny_plain(), LCCL()).train()
+    gated(next(iter(tiny_images(16).loader(16)))[0])
+    for decision in gated.decisions.values():
+        assert decision.mask.bits.all()
+        assert decision.scale_BO is not None
+        assert float((decision.scale_BO.detach() - 1).square().mean().sqrt()) == pytest.approx(0.1, rel=0.05)
+
+
 def test_it_learns_from_the_task_alone() -> None:
     gated = gate(tiny_plain(), LCCL())
     before = gated.gates["layer1.0.conv1"].conv.weight.detach().clone()

@@ -12,7 +12,7 @@ from test_cli import Cofire
 
 from cofire.experiments.recipes import read_experiment
 from cofire.experiments.runs import train_experiment
-from cofire.results import DOCUMENTS, written
+from cofire.results import DOCUMENTS, floors_tables, written
 
 FILES = sorted((ROOT / "results").rglob("*.json"))
 RECIPE = """# Tiny.
@@ -76,16 +76,54 @@ def test_tables_are_printed_or_written_into_the_documents(cofire: Cofire, clone:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"networks": {"a": {}}}'])
-def test_a_damaged_file_of_one_document_leaves_the_others_whole(
+def test_a_damaged_file_leaves_documents_of_other_files_whole(
     content: str, cofire: Cofire, clone: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (clone / "results" / "bench_latency.json").write_text(content)
     done = cofire("results", "table", "--write", "--root", clone)
-    assert (done.code, "1 of 5 documents could not be made" in done.stderr) == (2, True)
+    assert (done.code, "2 of 6 documents could not be made" in done.stderr) == (2, True)
     assert "docs/engine.md is left as it is" in caplog.text
     assert "bench_latency.json" in caplog.text
     for document in DOCUMENTS:
         assert (clone / document).read_text() == (ROOT / document).read_text()
+
+
+def test_ops_furthest_from_their_floors_come_first_and_small_ones_together() -> None:
+    rows = {
+        "gemm, 8 x 8": [5.0, 4.0, 1.0, 4.0],
+        "dot, 2 x 2": [6.0, 1.0, 2.0, 2.5],  # of some ops the products take longer, of others the bytes
+        "pool, 4 x 4": [0.1, 0.0, 0.1, 0.1],
+        "add, 8 x 8": [0.2, 0.0, 0.1, 0.1],
+    }
+    speeds = {"macs": 5e10, "macs8": 2e11, "macs16": 1e11, "bytes": 2.5e10}
+    engine = {"network": "net", "precision": "int8", "macs": 0.48, "kernel": "v4", "speeds": speeds, "rows": rows}
+    title, _, _, _, *shown = floors_tables([engine]).splitlines()
+    assert title == "net, int8, 48 % of MACs; kernels v4, at best 200 MACs / ns, 100 in Winograd's 16 bits, 25.0 GB/s:"
+    assert shown == [
+        "| dot, 2 x 2 | 6.000 | 1.000 | 2.000 | 2.500 | 3.500 |",
+        "| gemm, 8 x 8 | 5.000 | 4.000 | 1.000 | 4.000 | 1.000 |",
+        "| all others | 0.300 | 0.000 | 0.200 | 0.200 | 0.100 |",
+        "| all | 11.300 | 5.000 | 3.200 | 6.700 | 4.600 |",
+    ]
+    dense = {**engine, "macs": 1.0, "precision": "float32"}
+    assert floors_tables([dense]).startswith("net, float32, dense; kernels v4, at best 50 MACs / ns, 25.0 GB/s:")
+
+
+def test_a_ratio_beyond_its_limit_has_it_beside(cofire: Cofire, clone: Path) -> None:
+    path = clone / "results" / "bench_latency.json"
+    found = json.loads(path.read_text())
+    row = found["networks"]["resnet34"]["rows"][0]
+    for middle, shown in ((row["limit"], f"**{row['limit']:.3f}**"), (9.0, f"9.000 ({row['limit']:.2f})")):
+        row["middle"] = middle
+        path.write_text(json.dumps(found))
+        assert cofire("results", "table", "--write", "--root", clone).code == 0
+        assert f"| {shown} |" in (clone / "docs" / "engine.md").read_text()
+
+
+def test_a_damaged_file_of_floors_is_said(cofire: Cofire, clone: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (clone / "results" / "bench_floors.json").write_text('{"engines": [{}]}')
+    assert cofire("results", "table", "--write", "--root", clone).code == 2
+    assert "docs/floors.md is left as it is" in caplog.text
 
 
 def test_a_run_is_added_under_the_name_of_its_recipe(cofire: Cofire, tmp_path: Path) -> None:

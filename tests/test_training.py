@@ -18,10 +18,11 @@ from small import ROOT, OwnNet, digest, tiny_gated, tiny_images, tiny_plain
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from cofire import DataError, FileError, FitResult, Recipe, TrainingError, data, evaluate, fit, mask_loss
+from cofire import FBS, DataError, FileError, FitResult, Recipe, TrainingError, data, evaluate, fit, gate, mask_loss
 from cofire.data import Loader
 from cofire.errors import ConfigError
 from cofire.files.tensors import read_tensors
+from cofire.training.callbacks import AbstractCallback, Run
 from cofire.training.setup import parameter_groups
 
 GOLDEN = Path(__file__).parent / "golden" / "resnet8_digits_20_steps.json"
@@ -310,10 +311,30 @@ def test_the_logged_rates_are_the_schedule_s(tmp_path: Path) -> None:
 
 def test_backbone_and_heads_have_rate_and_decay_of_their_own() -> None:
     gated = tiny_gated()
-    backbone, heads = parameter_groups(gated, Recipe(weight_decay=0.3, head_weight_decay=0.7))
-    assert (backbone["weight_decay"], heads["weight_decay"]) == (0.3, 0.7)
+    recipe = Recipe(lr=0.1, head_lr=0.2, weight_decay=0.3, head_weight_decay=0.7)
+    backbone, heads = parameter_groups(gated, recipe)
+    assert (backbone["lr"], backbone["weight_decay"]) == (0.1, 0.3)
+    assert (heads["lr"], heads["weight_decay"]) == (0.2, 0.7)
     assert {id(p) for p in heads["params"]} == {id(p) for p in gated.gates.parameters()}
     assert {id(p) for p in backbone["params"]} == {id(p) for p in gated.backbone.parameters()}
+
+
+def test_what_is_part_of_the_network_learns_as_the_backbone_does(tmp_path: Path) -> None:
+    """At its rate and decay, but like heads: also while the backbone rests, and not once heads are frozen."""
+    recipe = Recipe(
+        epochs=3, lr=0.1, head_lr=9.0, weight_decay=0.3, head_weight_decay=0.7, warm_heads=1, freeze_heads=2
+    )
+    gated = gate(tiny_plain(), FBS())
+    (group,) = (found for found in parameter_groups(gated, recipe) if found["heads"])
+    assert (group["lr"], group["weight_decay"]) == (0.1, 0.3)
+    rates: list[list[float]] = []
+
+    class Watch(AbstractCallback):
+        def on_step(self, run: Run) -> None:
+            rates.append([found["lr"] for found in run.optimizer.param_groups])
+
+    fit(gated, [next(iter(tiny_images(16).loader(16)))], recipe, callbacks=[Watch()])
+    assert rates == [[0.0, 0.1], [0.1, 0.1], [0.1, 0.0]]
 
 
 def test_one_step_is_the_sgd_of_the_recipe() -> None:

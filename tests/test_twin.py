@@ -17,7 +17,8 @@ from cofire.cli import app
 from cofire.experiments.recipes import parse_experiment, read_run
 from cofire.experiments.reproduce import _HONEST, Reproduction, Row
 from cofire.experiments.runs import eval_run, read_result, read_sets, train_experiment
-from cofire.experiments.twin import train_twin
+from cofire.experiments.twin import train_twin, untrained_twin
+from cofire.pruning.recovery import recalibrate
 
 TINY: dict[str, Any] = {
     "data": {"name": "synthetic", "batch_size": 8, "args": {"train": 48, "test": 16, "shape": [1, 8, 8]}},
@@ -108,3 +109,18 @@ def test_what_is_static_needs_no_twin(run: Path, tmp_path: Path) -> None:
     train_experiment(parse_experiment({**TINY, "gate": None}), tmp_path)
     with pytest.raises(ConfigError, match="has no gates: it is static already and needs no twin"):
         train_twin(tmp_path)
+
+
+@torch.no_grad()
+def test_gates_that_never_change_are_their_own_untrained_twin(run: Path) -> None:
+    """Whatever training made of the norms: a twin that fits them to the network without masks is far worse."""
+    model, experiment = cofire.load(run), read_run(run)
+    assert isinstance(model, GatedModel)
+    for one in model.gates.values():
+        one.head.linear.weight.zero_()
+        one.head.linear.bias.copy_(torch.arange(len(one.head.linear.bias)) % 2 - 0.5)
+    sets = read_sets(experiment)
+    twin = untrained_twin(model, experiment, sets)
+    recalibrate(model, sets.train.loader(experiment.data.eval_batch_size))
+    x = next(iter(sets.test.loader(16)))[0]
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-5, atol=1e-5)

@@ -158,17 +158,22 @@ void interleave(const uint8_t* const* planes, int step, int n, uint32_t* to) {
 
 #if defined(__AVX512VNNI__)
 
-int32_t gather(const int8_t* row, const int*, int, const uint64_t* on, int inputs, uint32_t* to) {
+template <bool Sums>
+inline int32_t gathered(const int8_t* row, const uint64_t* on, int inputs, uint32_t* to) {
     int8_t* next = reinterpret_cast<int8_t*>(to);
     ints sum = {};
     for (int i = 0; i < inputs; i += 64, ++on) {
         const __m512i live = _mm512_maskz_compress_epi8(*on, _mm512_loadu_si512(row + i));
-        sum = multiplied(sum, splat(0x01010101u), words(live));
+        if constexpr (Sums) sum = multiplied(sum, splat(0x01010101u), words(live));
         _mm512_storeu_si512(next, live);
         next += __builtin_popcountll(*on);
     }
     __builtin_memset(next, 0, 4);
-    return total(sum);
+    return Sums ? total(sum) : 0;
+}
+
+int32_t gather(const int8_t* row, const int*, int, const uint64_t* on, int inputs, bool sums, uint32_t* to) {
+    return (sums ? gathered<true> : gathered<false>)(row, on, inputs, to);
 }
 
 // The words of a vector's taps in one line of the kernel.
@@ -240,7 +245,7 @@ void depthwise(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map
 
 constexpr void (*depthwise)(const uint8_t*, const uint32_t*, const Depthwise8Map&, const Ending8&) = nullptr;
 
-int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int inputs, uint32_t* to) {
+int32_t gather(const int8_t* row, const int* in, int n, const uint64_t*, int inputs, bool, uint32_t* to) {
     int32_t sum = 0;
     if (n == inputs && n % kAlong == 0) {
         ints all = {};

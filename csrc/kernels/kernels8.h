@@ -98,8 +98,9 @@ struct Kernels8 {
     void (*interleave)(const uint8_t* const* planes, int step, int n, uint32_t* to);
 
     // Words of the weights row[in[k]], k < n; the last is filled up with zeros. `on` has the bits of the same list, for
-    // `inputs` inputs. Returns the sum of the weights. Up to kSlack8 bytes more are written.
-    int32_t (*gather)(const int8_t* row, const int* in, int n, const uint64_t* on, int inputs, uint32_t* to);
+    // `inputs` inputs. Returns the sum of the weights, if `sums`, or anything. Up to kSlack8 bytes more are
+    // written.
+    int32_t (*gather)(const int8_t* row, const int* in, int n, const uint64_t* on, int inputs, bool sums, uint32_t* to);
 
     // The sums of `rows` filters over n pixels of a walk, finished. Their weights: w[r][t * words + k]. `ahead`: of as
     // many rows, or null.

@@ -93,7 +93,7 @@ class Trial {
             if (name != "ref") convs_.push_back({name, make_conv(name, kernels, op_, x_, y_, arena_)});
         for (const ConvAlgorithm8& algorithm : conv8_algorithms())
             if (algorithm.fits(op_, quantized, x_, y_) && algorithm.name != std::string("ref"))
-                convs8_.push_back({algorithm.name, algorithm.make(kernels8, op_, quantized, x_, y_)});
+                convs8_.push_back({algorithm.name, algorithm.make(kernels8, op_, quantized, x_, y_, arena_)});
     }
 
     void print(const char* title, double share, int rounds) {
@@ -145,6 +145,8 @@ class Trial {
         call.x = input8_.data(), call.in = in.data(), call.n_in = int(in.size());
         call.out = out.data(), call.n_out = int(out.size());
         call.y = output8_.data(), call.peak = peak8_.data();
+        Upcoming upcoming;
+        call.upcoming = &upcoming;
         call.room = reinterpret_cast<uint8_t*>(room_.data());
         return conv.run(call, Member{0, 1, &barrier});
     }

@@ -215,6 +215,9 @@ struct Case {
         Barrier barrier(threads);
         const auto work = [&](int thread) {
             ConvCall8 own = call;
+            Upcoming upcoming;
+            upcoming.add(conv.weights());
+            own.upcoming = &upcoming;
             if (keeps) {
                 kept[thread].peak.assign(y.c, 0), kept[thread].sum.assign(y.c, 0);
                 own.peak = kept[thread].peak.data(), own.sum = kept[thread].sum.data();
@@ -253,11 +256,12 @@ const std::vector<const Kernels8*>& sets() {
 
 void compare(const Case& one, const std::string& what) {
     const Kernels8& any = *sets()[0];
-    const Result wanted = one.run(*make_conv8("ref", any, one.op, one.q, one.x, one.y), 1, 0x55);
+    Arena arena(0);
+    const Result wanted = one.run(*make_conv8("ref", any, one.op, one.q, one.x, one.y, arena), 1, 0x55);
     for (const ConvAlgorithm8& algorithm : conv8_algorithms()) {
         if (!algorithm.fits(one.op, one.q, one.x, one.y)) continue;
         for (const Kernels8* kernels : sets()) {
-            const auto conv = algorithm.make(*kernels, one.op, one.q, one.x, one.y);
+            const auto conv = algorithm.make(*kernels, one.op, one.q, one.x, one.y, arena);
             for (const int threads : {1, 2}) {
                 ++cases;
                 if (one.run(*conv, threads, 0xaa) == wanted) continue;

@@ -205,6 +205,7 @@ The files, in the data's way; each imports only from files above it:
     comparison/
         contenders.py    every registered method, and its experiment at a budget
         jobs.py          one method, one seed, one folder
+        known.py         what a file says of jobs whose folders are gone
         cluster.py       the same on Ray
         timing.py        milliseconds of all in the engine
         table.py         what was found, as a table and as JSON

@@ -78,7 +78,8 @@ def run(out: str | Path, say: Callable[[RenderableType], None]) -> dict[str, Any
     say(f"\n[bold]7. One image, one thread[/bold], mean of {len(pictures)}, by turns: {told}")
     say(
         f"\nSaved: {', '.join(str(out / kind) for kind in models)} (load them with cofire.load), "
-        f"{out / 'result.json'}; {result['seconds']:.0f} s in all. Look closer: cofire report {out / 'gated'}"
+        f"{out / 'result.json'}; {result['seconds']:.0f} s in all.\n"
+        f"Look closer: cofire explore {out / 'gated'} (a page), cofire report {out / 'gated'} (a file)"
     )
     return result
 

@@ -13,4 +13,4 @@ def require(module: str, package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise DataError(f"{package} is needed here: pip install cofire[{extra}]") from error
+        raise DataError(f"{package} is needed here: pip install 'cofire[{extra}]'") from error

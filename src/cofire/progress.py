@@ -34,7 +34,7 @@ class _Lines(Progress):
     _due = _seen = float("-inf")
 
     def __init__(self, console: Console) -> None:
-        super().__init__(console=console, disable=True)
+        super().__init__(console=console, disable=True, auto_refresh=False)  # else `track` counts in a thread of a bar
         now = time.monotonic()
         if now - _Lines._seen > EVERY:
             _Lines._due = now + EVERY

@@ -27,9 +27,12 @@ DOCUMENTS = {
     "docs/reproduce.md": ("options",),
     "docs/shift.md": ("shift",),
     "docs/engine.md": ("engine",),
+    "docs/floors.md": ("floors",),
 }
 """Document -> the tables between its markers."""
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
+
+_SMALL = 0.02  # share of an engine's time below which ops are not a row of their own
 
 app = typer.Typer(
     no_args_is_help=True, help="Result files of finished runs, and the tables that documents show of them."
@@ -95,6 +98,8 @@ def _table(name: str, root: Path) -> str:
         return _summary(root / "results")
     if name == "engine":
         return _engine(root / "results" / "bench_latency.json")
+    if name == "floors":
+        return _floors(root / "results" / "bench_floors.json")
     if name in MEASURED:
         measured = MEASURED[name].read("short", root / "recipes", root / "results")
         return MEASURED[name].table(measured).to_markdown() if measured else ""
@@ -105,51 +110,72 @@ def _table(name: str, root: Path) -> str:
 
 
 def _summary(results: Path) -> str:
-    """Accuracy, MACs and milliseconds beside each other; at most six rows."""
+    """Three numbers, then accuracy, MACs and milliseconds beside each other; at most six rows."""
     runs = results / "short" / "cifar10"
     dense, twice = (read_json(runs / f"resnet20{name}-s0.json") for name in ("", "_second_look_zoo"))
-    timed, fast = read_json(results / "bench_second_look.json"), read_json(results / "bench_int8_latency.json")
+    timed, fast = read_json(results / "bench_second_look.json"), read_json(results / "bench_latency.json")
     deep = read_json(results / "int8_accuracy_resnet56.json")
     try:
-        means = {
-            (row["engine"], row["precision"], row["dense"]): f"{row['mean_milliseconds']:.2f}"
-            for row in timed["engines"]
-        }
-        ours = {
-            whole: [means["cofire", precision, whole] for precision in ("float32", "int8")] for whole in (True, False)
-        }
-        rival = means["ONNX Runtime", "float32", True]
-        rows = [
-            ["ResNet-20, CIFAR-10", _top1(dense["test"]), "100 %", rival, *ours[True]],
-            ["second look, trained 8 epochs", _top1(twice["test"]), _kept(twice["test"]), "", *ours[False]],
-        ]
         all_macs, fewer = deep["rows"]
-        share = fewer["int8"]["macs"] / all_macs["int8"]["macs"]
-        for name, row, macs in (("ResNet-56, CIFAR-10", all_macs, 1.0), ("gated, not trained", fewer, share)):
-            accuracy = f"{_top1(row['float32'])}, int8 {_top1(row['int8'])}"
-            rows.append([name, accuracy, f"{100 * macs:.0f} %", *_latency(fast["networks"]["resnet56"], macs == 1.0)])
-        for name, macs in (("ResNet-34, 224 pixels", "100 %"), ("random masks", "48 %")):
-            rows.append([name, "", macs, *_latency(fast["networks"]["resnet34"], macs == "100 %")])
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        small = _milliseconds(timed, "mean_milliseconds")
+        middle, large = _at(fast, "resnet56", 0.62), _at(fast, "resnet34", 0.48)
+        share = f"{100 * fewer['int8']['macs'] / all_macs['int8']['macs']:.0f} %"
+        rows = [
+            ["ResNet-20, CIFAR-10", _top1(dense["test"]), "100 %", *small[0]],
+            ["second look, trained 8 epochs", _top1(twice["test"]), _kept(twice["test"]), *small[1]],
+            ["ResNet-56, CIFAR-10", _both(all_macs), "100 %", *middle[0]],
+            ["gated, not trained", _both(fewer), share, *middle[1]],
+            ["ResNet-34, 224 pixels", "", "100 %", *large[0]],
+            ["random masks", "", "48 %", *large[1]],
+        ]
+        points = 100 * (dense["test"]["top1"] - twice["test"]["top1"])
+        numbers = (
+            f"**{_kept(twice['test'])} of the MACs, {points:.1f} points of accuracy less, {small[1][2]} ms instead of "
+            f"{small[0][0]}**: ResNet-20 on CIFAR-10 with a second look, beside the fastest other engine."
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise FileError(f"a file below {results} is damaged: {error!r}") from error
-    return markdown(["network", "top-1", "MACs executed", "ONNX Runtime, ms", "cofire, ms", "cofire int8, ms"], rows)
+    header = ["network", "top-1", "MACs executed", "others, ms", "others int8, ms", "cofire, ms", "cofire int8, ms"]
+    return f"{numbers}\n\n{markdown(header, rows)}"
 
 
 def _top1(report: dict[str, float]) -> str:
     return f"{100 * report['top1']:.2f} %"
 
 
+def _both(row: dict[str, Any]) -> str:
+    return f"{_top1(row['float32'])}, int8 {_top1(row['int8'])}"
+
+
 def _kept(report: dict[str, Any]) -> str:
     return f"{100 * (1 - report['reduction']['executed+heads']):.0f} %"
 
 
-def _latency(network: dict[str, Any], dense: bool) -> list[str]:
-    """Milliseconds of the rival, ours and ours in int8; at which share of the MACs, where that is not the row's own."""
-    named = {what: f"{1e3 * row['seconds']['median']:.2f}" for what, row in network.items()}
-    if dense:
-        return [named[what] for what in ("ONNX Runtime, float32", "float32, dense", "int8, dense")]
-    skipping = sorted(what for what in named if what.endswith("of MACs"))
-    return ["", *(f"{named[what]} ({what.split()[1].replace('%', ' %')})" for what in skipping)]
+def _at(found: dict[str, Any], network: str, macs: float) -> tuple[list[str], list[str]]:
+    """A network's rows, from the first run that has the share of the MACs, which stands in the second in brackets."""
+    runs = found["networks"][network]["runs"]
+    run, point = next(
+        (run, place) for run in runs for place, point in enumerate(run["points"]) if point["asked"] == macs
+    )
+    dense, gated = _milliseconds(run, "milliseconds", point)
+    return dense, [cell and f"{cell} ({100 * macs:.0f} %)" for cell in gated]
+
+
+def _milliseconds(bench: dict[str, Any], key: str, point: int = 0) -> tuple[list[str], list[str]]:
+    """Of the fastest others in float32 and int8, and of ours: dense, then where filters are left out."""
+
+    def least(ours: bool, precision: str, at: int | None) -> str:
+        found = [
+            row[key]["median"] if isinstance(row[key], dict) else row[key]
+            for row in bench["engines"]
+            if (row["engine"] == "cofire") == ours and row.get("precision", "float32") == precision
+            if row["point"] == at
+        ]
+        return f"{min(found):.2f}" if found else ""
+
+    precisions = ("float32", "int8")
+    dense = [least(ours, precision, None) for ours in (False, True) for precision in precisions]
+    return dense, ["", "", *(least(True, precision, point) for precision in precisions)]
 
 
 def _engine(path: Path) -> str:
@@ -174,8 +200,54 @@ def _engine(path: Path) -> str:
 
 
 def _ratio(row: dict[str, Any]) -> str:
-    """The middle run's, bold within its limit; empty where some engine did not run."""
+    """The middle run's, bold within its limit, beside it beyond; empty where some engine did not run."""
     middle, limit = row["middle"], row["limit"]
     if middle is None:
         return ""
-    return f"**{middle:.3f}**" if limit is not None and middle <= limit else f"{middle:.3f}"
+    if limit is None:
+        return f"{middle:.3f}"
+    return f"**{middle:.3f}**" if middle <= limit else f"{middle:.3f} ({limit:.2f})"
+
+
+def _floors(path: Path) -> str:
+    """What `benchmarks/floors.py` found, if it has run."""
+    if not path.exists():
+        return ""
+    found = read_json(path)
+    try:
+        return floors_tables(found["engines"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FileError(f"{path} is damaged: {error!r}") from error
+
+
+def floors_tables(engines: Sequence[dict[str, Any]]) -> str:
+    """A table for each engine: its ops, by the time they take beyond their floors.
+
+    Args:
+        engines: each with ``network``, ``precision``, ``macs`` (share that is executed), ``kernel``, ``speeds``, and
+            ``rows``: ops -> milliseconds, those of products alone, of bytes alone, and of the larger of both op by op.
+    """
+    return "\n\n".join(map(_floors_table, engines))
+
+
+def _floors_table(engine: dict[str, Any]) -> str:
+    whole = [sum(values) for values in zip(*engine["rows"].values(), strict=True)]
+    small = [times for times in engine["rows"].values() if times[0] < _SMALL * whole[0]]
+    large = [(what, times) for what, times in engine["rows"].items() if times not in small]
+    ordered = sorted(large, key=lambda row: row[1][3] - row[1][0])
+    if small:
+        ordered.append(("all others", [sum(values) for values in zip(*small, strict=True)]))
+    cells = [
+        [what, *(f"{ms:.3f}" for ms in times), f"{times[0] - times[3]:.3f}"]
+        for what, times in [*ordered, ("all", whole)]
+    ]
+    rates = {what: rate / 1e9 for what, rate in engine["speeds"].items()}
+    share = "dense" if engine["macs"] == 1 else f"{100 * engine['macs']:.0f} % of MACs"
+    at_best = (
+        f"{rates['macs']:.0f} MACs / ns"
+        if engine["precision"] == "float32"
+        else f"{rates['macs8']:.0f} MACs / ns, {rates['macs16']:.0f} in Winograd's 16 bits"
+    )
+    title = f"{engine['network']}, {engine['precision']}, {share}; kernels {engine['kernel']}, at best {at_best}"
+    headings = ["ops, pixels", "ms", "products alone", "bytes alone", "floor", "beyond it"]
+    return f"{title}, {rates['bytes']:.1f} GB/s:\n\n{markdown(headings, cells)}"

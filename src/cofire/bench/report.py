@@ -40,7 +40,10 @@ def table(result: Result) -> RenderableType:
     for row in cells:
         rows.add_row(*(row[n] for n in used))
     gated = sum(unit.gated for unit in result.units)
-    notes = [f"{gated} of {len(result.units)} convs gated; masks: {result.masks}; inputs: {result.inputs}"]
+    notes = [
+        f"{gated} of {len(result.units)} convs gated, dense is the same with all gates open; masks: {result.masks}; "
+        f"inputs: {result.inputs}"
+    ]
     for number, point in enumerate(result.points):
         saved = f"executed MACs -{percent(point.executed_macs_reduction)} of {result.dense_macs:,}"
         notes.append(f"point {number + 1}: keep rate {point.keep:.3f}, {saved}, heads +{percent(point.heads, 2)}")

@@ -38,6 +38,10 @@ def compare(
     rounds: Annotated[
         int, typer.Option(min=0, help="Of timing in the native engine, three for each image; 0: none.")
     ] = 150,
+    known: Annotated[
+        Path | None,
+        typer.Option(help="A comparison.json under the same recipe: what it has a result of is not run again."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines in place of tables.")] = False,
 ) -> None:
     """Several methods at one budget, from one baseline, under one recipe: accuracy, MACs, milliseconds, side by side.
@@ -48,8 +52,8 @@ def compare(
     goes on; called twice at the same time, the two share the work.
     """
     if not recipes:
-        known = {name: one.sort for name, one in contenders().items()}
-        typer.echo(json.dumps(known, indent=2) if as_json else "\n".join(f"{k:14} {v}" for k, v in known.items()))
+        sorts = {name: one.sort for name, one in contenders().items()}
+        typer.echo(json.dumps(sorts, indent=2) if as_json else "\n".join(f"{k:14} {v}" for k, v in sorts.items()))
         return
     found = run_comparison(
         recipes,
@@ -62,6 +66,7 @@ def compare(
         on=on,
         twins=twins,
         rounds=rounds,
+        known=known,
         say=lambda text: Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True),
     )
     typer.echo(json.dumps(found.to_json(), indent=2) if as_json else str(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from cofire.analysis.drawing import write_figure
 from cofire.comparison.cluster import on_ray
 from cofire.comparison.contenders import Contender, chosen, contenders
 from cofire.comparison.jobs import Job, Outcome, carry_out, read_outcome
+from cofire.comparison.known import Known, read_known
 from cofire.comparison.plot import plot
 from cofire.comparison.table import Comparison, Network, Row
 from cofire.comparison.timing import DENSE, timed
@@ -40,6 +41,7 @@ def compare(
     on: Where = "here",
     twins: bool = False,
     rounds: int = 150,
+    known: str | Path | None = None,
     say: Say = lambda text: None,
 ) -> Comparison:
     """Run, or go on with, one ordinary run per method and seed, and put what they found side by side.
@@ -60,11 +62,13 @@ def compare(
             its nodes share.
         twins: also train the static twin of each method that chooses filters, under the same recipe.
         rounds: of timing in the native engine; 0 times nothing.
+        known: a ``comparison.json``, e.g. of another machine: a method and seed that it has a result of is not run
+            again, and its row goes into the new table as it is.
         say: told what is being done.
 
     Raises:
         ConfigError: a recipe or an argument is not as it must be.
-        FileError: ``out`` holds another comparison, or cannot be written.
+        FileError: ``out`` or ``known`` holds another comparison, or a file cannot be read or written.
     """
     if not 0.0 < macs < 1.0:
         raise ConfigError(f"macs is the share of MACs that remains and must be in (0, 1), got {macs}")
@@ -75,7 +79,7 @@ def compare(
         raise ConfigError(f"compare needs recipes with different names, got {[base.name for base in bases]}")
     selected = chosen(methods)
     found = [
-        _Comparing(base, selected, macs, seeds, epochs, Path(out).resolve(), on, twins, rounds, say).go()
+        _Comparing(base, selected, macs, seeds, epochs, Path(out).resolve(), on, twins, rounds, known, say).go()
         for base in bases
     ]
     return Comparison(networks=found)
@@ -108,6 +112,7 @@ class _Comparing:
         on: Where,
         twins: bool,
         rounds: int,
+        known: str | Path | None,
         say: Say,
     ) -> None:
         self.selected, self.macs, self.on, self.rounds, self.say = selected, macs, on, rounds, say
@@ -118,6 +123,7 @@ class _Comparing:
         train = base.train if epochs is None else dataclasses.replace(base.train, epochs=epochs)
         self.base = dataclasses.replace(base, backbone=dataclasses.replace(base.backbone, weights=weights), train=train)
         self.seeds = range(base.train.seed, base.train.seed + seeds)
+        self.known = Known() if known is None else read_known(known, self.base, macs)
         self.outcomes: dict[Path, Outcome] = {}
 
     def _baseline(self, base: Experiment, folder: Path) -> Job:
@@ -141,7 +147,10 @@ class _Comparing:
             if dense.result is None:
                 raise ConfigError(f"the baseline of {self.base.name} cannot be had: {dense.refused}")
             self.result: dict[str, Any] = dense.result
-        jobs = [self.job(contender, seed) for seed in self.seeds for contender in self.selected]
+        asked = [(contender, seed) for seed in self.seeds for contender in self.selected]
+        jobs = [self.job(contender, seed) for contender, seed in asked if not self.known.has(contender.name, seed)]
+        if len(jobs) < len(asked):
+            self.say(f"{self.base.name}: {len(asked) - len(jobs)} of {len(asked)} runs are known")
         self.say(f"{self.base.name}: {len(jobs)} runs in {self.folder}")
         for number, (job, outcome) in enumerate(self._carried_out(jobs), 1):
             self.outcomes[job.folder] = outcome
@@ -152,29 +161,38 @@ class _Comparing:
     def _carried_out(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
         return on_ray(jobs, torch.get_num_threads()) if self.on == "ray" else _one_by_one(jobs, self.say)
 
-    def _network(self, timing: dict[str, Any] | None) -> Network:
+    def _network(self, timing: Mapping[str, Any] | None) -> Network:
         """What is known by now, also of methods that another process was asked for."""
         rows = []
-        times, not_timed = (timing["ms"], timing["refused"]) if timing else ({}, {})
         for contender in contenders().values():
-            outcomes = {}
-            for seed in self.seeds:
-                job = self.job(contender, seed)
-                known = self.outcomes.get(job.folder) or (read_outcome(job) if job.done else None)
-                if known is not None:
-                    outcomes[seed] = known
+            outcomes = self._outcomes(contender)
             if outcomes or contender in self.selected:
-                name = contender.name
-                rows.append(
-                    Row(
-                        method=name,
-                        sort=contender.sort,
-                        outcomes=outcomes,
-                        time=times.get(name),
-                        not_timed=not_timed.get(name),
-                    )
-                )
+                rows.append(self._row(contender, outcomes, timing))
+        timing = timing or self.known.timing
         return Network(base=self.base, macs=self.macs, dense=self.result, rows=rows, timing=timing)
+
+    def _outcomes(self, contender: Contender) -> dict[int, Outcome]:
+        """By seed; what was run here goes before what a file says."""
+        found = dict(self.known.outcomes.get(contender.name, {}))
+        for seed in self.seeds:
+            job = self.job(contender, seed)
+            own = self.outcomes.get(job.folder) or (read_outcome(job) if job.done else None)
+            if own is not None:
+                found[seed] = own
+        return dict(sorted(found.items()))
+
+    def _row(self, contender: Contender, outcomes: dict[int, Outcome], timing: Mapping[str, Any] | None) -> Row:
+        name = contender.name
+        told = self.known.rows.get(name, {})
+        own = timing is not None and (name in timing["ms"] or name in timing["refused"])
+        return Row(
+            method=name,
+            sort=contender.sort,
+            outcomes=outcomes,
+            time=timing["ms"].get(name) if timing and own else told.get("time"),
+            not_timed=timing["refused"].get(name) if timing and own else told.get("not_timed"),
+            timed_on=timing["provenance"] if timing and own else self.known.timed_on(name),
+        )
 
     def _finished(self) -> Network:
         """With times, if they are wanted; as files, too."""

@@ -92,26 +92,19 @@ def at_budget(contender: Contender, base: Experiment, macs: float) -> Experiment
     if config.knob == "threshold":
         return dataclasses.replace(base, name=name, gate=config, budget=BudgetPart(macs=macs))
     if config.knob == "signature":
-        if (heads := _heads(config, base)) >= macs:
-            raise ConfigError(f"macs={macs} cannot be reached: the heads alone cost {heads}")
-        part = SignaturePart(kind="taylor", macs=macs - heads)
-        return dataclasses.replace(base, name=name, gate=config, signature=part)
+        return dataclasses.replace(base, name=name, gate=config, signature=SignaturePart(kind="mass", macs=macs))
+    if config.knob == "target":  # an earlier epoch may not have come to it yet
+        base = dataclasses.replace(base, train=dataclasses.replace(base.train, select="last"))
     if config.knob is not None:
         config = _turned(config, config.knob, base, macs)
     return dataclasses.replace(base, name=name, gate=config)
 
 
-def _heads(config: GateConfig, base: Experiment) -> float:
-    """What the heads cost, as a share of the dense MACs: a signature counts filters alone."""
-    sets = read_sets(base)
-    gated = gate(build_model(base, sets), config, input_shape=sets.train.shape)
-    macs = sum(gated.gates.head_macs(site) for site in gated.gates.sites.values())
-    return round(macs / gated.cost({}).dense_total, 4)
-
-
 def _turned(config: GateConfig, knob: str, base: Experiment, macs: float) -> GateConfig:
     if knob == "macs":
         return _with(config, knob, macs)
+    if knob == "target":
+        return config.aimed(macs)
     sets = read_sets(base)
     model = build_model(base, sets).eval()
     loader = sets.train.take(slice(0, _IMAGES)).loader(base.data.eval_batch_size)

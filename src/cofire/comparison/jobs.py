@@ -18,16 +18,15 @@ from cofire.errors import CofireError, FileError
 from cofire.evaluation import evaluate
 from cofire.experiments.recipes import Experiment, as_table, differing, parse_experiment, read_run
 from cofire.experiments.runs import Sets, read_result, read_sets, train_experiment
-from cofire.experiments.twin import train_twin
+from cofire.experiments.twin import train_twin, untrained_twin
 from cofire.files.atomic import read_json, write_json
 from cofire.files.lock import alone_in
-from cofire.gates.ftwt_offline import static_twin
 from cofire.gates.gating import GatedModel
 from cofire.gates.persistence import load
 from cofire.plugins import load_plugin
 
 POINT = 0.01  # of the dense MACs: a budget is met if it is no further away
-_TWIN_IMAGES = 2000  # on which a static twin's filters and norms are fitted
+_CALIBRATED_ON = 2000  # images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +154,11 @@ def _twin(gated: GatedModel, experiment: Experiment, sets: Sets) -> dict[str, An
     kinds = {site.kind for site in gated.gates.sites.values()}
     if kinds != {"filters"}:
         return {"refused": f"a twin keeps filters; this method decides on {' and '.join(sorted(kinds))}"}
-    images = sets.train.take(slice(0, _TWIN_IMAGES)).loader(experiment.data.eval_batch_size)
-    gated.eval()(first_images(images, 1)[0])
+    gated.eval()(first_images(sets.train.take(slice(0, 1)).loader(1), 1)[0])
     if any(decision.scale_BO is not None for decision in gated.decisions.values()):
         return {"refused": "what the method scales has no dense form that a twin could be fitted to"}
     try:
-        twin = static_twin(gated.backbone, gated, images, images=_TWIN_IMAGES)
+        twin = untrained_twin(gated, experiment, sets)
     except CofireError as error:
         return {"refused": str(error)}
     return _tested(twin, experiment, sets)
@@ -168,9 +166,9 @@ def _twin(gated: GatedModel, experiment: Experiment, sets: Sets) -> dict[str, An
 
 def _calibrated(gated: GatedModel, experiment: Experiment, sets: Sets, macs: float) -> dict[str, Any]:
     """The model with its threshold moved to the budget, heads included, on validation images; or why not."""
-    images = (sets.val or sets.train).take(slice(0, _TWIN_IMAGES)).loader(experiment.data.eval_batch_size)
+    images = (sets.val or sets.train).take(slice(0, _CALIBRATED_ON)).loader(experiment.data.eval_batch_size)
     try:
-        calibrate(gated, images, macs=macs, images=_TWIN_IMAGES)
+        calibrate(gated, images, macs=macs, images=_CALIBRATED_ON)
     except CofireError as error:
         return {"refused": str(error)}
     return {"threshold": gated.threshold, **_tested(gated, experiment, sets)}

@@ -20,10 +20,11 @@ def plot(network: Network) -> Figure:
     dense = network.dense["test"]["top1"]
     times = (network.timing or {"ms": {}})["ms"]
     by_macs = {row.method: 100 * row.reached for row in network.rows if row.results}
-    by_time = {row.method: float(row.time["mean"] or 0) for row in network.rows if row.time is not None}
+    ratios = {row.method: float(row.time["ratio"] or 0) for row in network.rows if row.time is not None}
     panels = [("executed MACs with heads, %", by_macs, 100.0)]
-    if by_time and "dense" in times:
-        panels.append(("milliseconds per image in the engine", by_time, float(times["dense"]["mean"])))
+    if ratios and "dense" in times:
+        whole = float(times["dense"]["mean"])  # ratios, since a row may have been timed on another machine
+        panels.append(("milliseconds per image in the engine", {name: whole * r for name, r in ratios.items()}, whole))
     figure = new_figure(3.6, 4.2 * len(panels))
     for number, (label, places, whole) in enumerate(panels):
         axes = figure.add_subplot(1, len(panels), number + 1)

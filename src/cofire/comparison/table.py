@@ -40,6 +40,7 @@ class Row:
         time: milliseconds in the engine (``mean`` over images, ``median``, ``p10``, ``p90``) and ``ratio`` to dense;
             None if not timed.
         not_timed: why the engine does not run it.
+        timed_on: provenance of ``time``.
     """
 
     method: str
@@ -47,6 +48,7 @@ class Row:
     outcomes: Mapping[int, Outcome]
     time: Mapping[str, float | None] | None = None
     not_timed: str | None = None
+    timed_on: Mapping[str, Any] | None = None
 
     @property
     def results(self) -> list[dict[str, Any]]:
@@ -154,7 +156,15 @@ class Network:
             found += [f"{row.method} has no static twin: {why}" for why in self._without_twin(row)]
             if row.not_timed:
                 found.append(f"{row.method} is not timed: {row.not_timed}")
+            if row.time is not None and self._elsewhere(row):
+                found.append(
+                    f"{row.method} was timed in other rounds than the dense network here: only its ratio compares"
+                )
         return found
+
+    def _elsewhere(self, row: Row) -> bool:
+        """Whether its time is of another machine or another day than that of the dense network."""
+        return row.timed_on is not None and row.timed_on != (self.timing or {}).get("provenance")
 
     @staticmethod
     def _without_twin(row: Row) -> list[str]:
@@ -169,6 +179,7 @@ class Network:
                 "sort": row.sort,
                 "time": row.time,
                 "not_timed": row.not_timed,
+                "timed_on": row.timed_on,
                 "seeds": {str(seed): dataclasses.asdict(outcome) for seed, outcome in row.outcomes.items()},
             }
             for row in self.rows

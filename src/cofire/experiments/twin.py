@@ -6,15 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from cofire.data.feeding import first_images
+from cofire.data.feeding import AnyLoader, first_images
 from cofire.errors import ConfigError
 from cofire.experiments.recipes import Experiment, read_run
-from cofire.experiments.runs import TWIN, read_result, read_sets, train_experiment
+from cofire.experiments.runs import TWIN, Sets, read_result, read_sets, train_experiment
 from cofire.gates.fixed import Fixed
 from cofire.gates.ftwt_offline import most_often_on
-from cofire.gates.gating import GatedModel, require_filters
+from cofire.gates.gating import GatedModel, gate, require_filters
 from cofire.gates.persistence import load
 from cofire.graph.units import Placement
+from cofire.pruning.recovery import recalibrate
 from cofire.training.tracking import Track
 
 _IMAGES = 2000
@@ -43,8 +44,29 @@ def twin_experiment(run: str | Path) -> Experiment:
     if (static := model.config.twin(macs, experiment.train)) is not None:
         named = {"name": f"{experiment.name}-twin", "gate": None, "prune": static[0], "train": static[1]}
         return dataclasses.replace(experiment, signature=None, budget=None, **named)
-    require_filters(model, "a static twin")
-    images = read_sets(experiment).train.take(slice(0, _IMAGES)).loader(experiment.data.eval_batch_size)
-    placed = {field.name: getattr(model.config, field.name) for field in dataclasses.fields(Placement)}
-    config = Fixed(**{**placed, "always": True}, kept=most_often_on(model, first_images(images, _IMAGES)))
+    config = _fixed(model, _first_of_train(experiment, read_sets(experiment)))
     return dataclasses.replace(experiment, name=f"{experiment.name}-twin", gate=config, signature=None, budget=None)
+
+
+def untrained_twin(gated: GatedModel, experiment: Experiment, sets: Sets) -> GatedModel:
+    """The trained network of ``gated`` with one choice of filters for all images; not trained again.
+
+    Batch norms measure mean and variance anew, on the first training images. Factor and shift stay: they were learned
+    under masks, and the network without masks is nothing that they could be fitted to.
+    """
+    images, shape = _first_of_train(experiment, sets), gated.graph.input_shape
+    config, groups = _fixed(gated, images), set(gated.gates)
+    twin = gate(gated.backbone, config, filter_fn=lambda unit: unit.group in groups, input_shape=shape).eval()
+    recalibrate(twin, images)
+    return twin
+
+
+def _first_of_train(experiment: Experiment, sets: Sets) -> AnyLoader:
+    return sets.train.take(slice(0, _IMAGES)).loader(experiment.data.eval_batch_size)
+
+
+def _fixed(gated: GatedModel, images: AnyLoader) -> Fixed:
+    """The filters most often on, where the gates are."""
+    require_filters(gated, "a static twin")
+    placed = {field.name: getattr(gated.config, field.name) for field in dataclasses.fields(Placement)}
+    return Fixed(**{**placed, "always": True}, kept=most_often_on(gated, first_images(images, _IMAGES)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,7 +22,10 @@ def explore(
     what: Annotated[
         str,
         typer.Argument(help="A run folder, a program, or zoo:NAME; see `cofire zoo`.", metavar="RUN|PROGRAM|zoo:NAME"),
-    ] = "zoo:resnet20_cifar10_ftwt",
+    ] = "zoo:resnet8_digits_ftwt",
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of pictures to pick from; default: the test set that RUN was made with.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on. There is no login.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: the first that is free from 7860 on.")] = 0,
     pictures: Annotated[int, typer.Option(min=1, max=500, help="How many to pick from.")] = PICTURES,
@@ -29,7 +33,7 @@ def explore(
 ) -> None:
     """A page in the browser: which filters fire for a picture, what that saves, and what the threshold or k does."""
     gradio()  # missing: says so before anything is compiled
-    page = build(open_subject(what, pictures))
+    page = build(open_subject(what, pictures, images))
     try:
         address = launch(page, host, port)
     except OSError as error:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from cofire import data, zoo
+from cofire.data import AbstractImages
 from cofire.data.decoding import centre, channels_first, open_rgb
 from cofire.errors import CofireError, ConfigError, DataError
 from cofire.experiments.recipes import read_run
@@ -57,25 +58,30 @@ class Subject:
     card: Card | None
 
 
-def open_subject(what: str, pictures: int = PICTURES) -> Subject:
-    """A run folder, a program, or ``zoo:NAME``."""
+def open_subject(what: str, pictures: int = PICTURES, images: Path | None = None) -> Subject:
+    """A run folder, a program, or ``zoo:NAME``; with pictures of the folder ``images``, else of the run's test set."""
     run = zoo.folder(what.removeprefix(ZOO)) if what.startswith(ZOO) else Path(what)
     if not run.is_dir():
-        return _subject(what, load_program(run), None, None, None, pictures)
-    model, card = load(run), run_card(run)
-    return _subject(what, compile_run(run), card, model if isinstance(model, GatedModel) else None, run, pictures)
+        engine, card, model = load_program(run), None, None
+    else:
+        engine, card, model = compile_run(run), run_card(run), load(run)
+    _require_pictures(engine)
+    shown = _pictures(run, engine.input_shape, pictures, images)
+    return _subject(what, engine, card, model if isinstance(model, GatedModel) else None, *shown)
 
 
-def _subject(
-    name: str, engine: Engine, card: Card | None, gated: GatedModel | None, run: Path | None, pictures: int
-) -> Subject:
+def _require_pictures(engine: Engine) -> None:
     channels, height, width = engine.input_shape
     if height != width or channels not in (1, 3) or [len(shape) for shape in engine.output_shapes] != [1]:
         raise ConfigError(
             f"the page needs a model of square pictures with 1 or 3 channels that gives a vector, got "
             f"{engine.input_shape} -> {engine.output_shapes}; look at it with `cofire analyze`"
         )
-    pixels_NCHW, images = _pictures(run, engine.input_shape, pictures)
+
+
+def _subject(
+    name: str, engine: Engine, card: Card | None, gated: GatedModel | None, pixels_NCHW: Pixels, images: str
+) -> Subject:
     x_NCHW = as_input(pixels_NCHW)
     engine(x_NCHW)
     macs_N = np.stack([*engine.last_macs.values()]).sum(0)
@@ -118,19 +124,27 @@ def read_picture(path: Path, shape: tuple[int, int, int]) -> Pixels:
         raise DataError(f"{path.name} is not a picture that can be read") from error
 
 
-def _pictures(run: Path | None, shape: tuple[int, int, int], count: int) -> tuple[Pixels, str]:
-    """Of the run's test set; where that is not here, the digits that come with scikit-learn."""
-    if run is not None:
+def _pictures(run: Path, shape: tuple[int, int, int], count: int, folder: Path | None) -> tuple[Pixels, str]:
+    """Of the folder or the run's test set; where that is not here, the digits that come with scikit-learn."""
+    if folder is not None:
+        found = data.folder(folder, size=shape[1], labelled=False)
+        return np.stack([_fitted(pixels_CHW, shape[0]) for pixels_CHW in _spread(found, count)]), str(folder)
+    if run.is_dir():
         try:
             test = read_sets(read_run(run)).test
         except CofireError as error:
-            logger.warning("digits are shown in place of the model's own pictures: %s", error)
+            logger.warning("digits stand in for the model's own pictures: %s; give --images FOLDER", error)
         else:
-            spread = torch.linspace(0, len(test) - 1, min(count, len(test))).long()
-            return test.pixels(spread).numpy(), f"{test.name}, test set"
+            return _spread(test, count), f"{test.name}, test set"
     digits = data.digits()[1].pixels(torch.arange(count))
     larger = torch.nn.functional.interpolate(digits.float(), shape[1:], mode="nearest").to(torch.uint8)
     return np.repeat(larger.numpy(), shape[0], 1), "digits, which may not be what the model was made for"
+
+
+def _spread(images: AbstractImages, count: int) -> Pixels:
+    chosen = torch.linspace(0, len(images) - 1, min(count, len(images))).long()
+    pixels_NCHW: Pixels = images.pixels(chosen).numpy()
+    return pixels_NCHW
 
 
 def _fitted(pixels_CHW: Pixels, channels: int) -> Pixels:

@@ -24,7 +24,17 @@ MODEL_FORMAT = "cofire-model/1"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-    """A tensor file, atomically."""
+    """A tensor file, atomically.
+
+    Raises:
+        FileError: a value is no tensor.
+    """
+    for name, value in tensors.items():
+        if not isinstance(value, Tensor):
+            raise FileError(
+                f"{name!r} of the model's state must be a tensor to be saved, got {type(value).__name__}; modules that "
+                "torch.ao quantised keep packed weights: save the model in floats, and use cofire.quantize"
+            )
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     unshared = {name: tensor.clone() for name, tensor in plain.items()}  # safetensors refuses shared memory
     text = json.dumps({**header, "sha256": _digest(unshared, header)})

@@ -18,7 +18,7 @@ from cofire.errors import ConfigError, unknown
 from cofire.gates.heads import InnerMap
 from cofire.gates.targets import largest
 from cofire.graph.graph import Graph
-from cofire.graph.masks import AbstractMask, FilterMask
+from cofire.graph.masks import AbstractMask, FilterMask, switched_off
 from cofire.graph.placement import Filter, place
 from cofire.graph.units import Placement, Site, head_macs
 
@@ -62,6 +62,8 @@ class Step:
 
     Args:
         rerun: the logits (B, K) that other masks give for the same images, site -> mask; in eval mode, no gradient.
+        share: the share of the dense MACs, decisions included, to be expected where filters, positions or branches run
+            with these probabilities, site -> tensor of the masks' shape; (B,), differentiable. See `expected_macs`.
         images: (B, C, H, W).
         logits_BK: what the model made of them; carries a gradient.
         labels: (B,), or None for unlabelled images.
@@ -71,6 +73,7 @@ class Step:
     """
 
     rerun: Callable[[Mapping[str, Tensor]], Tensor]
+    share: Callable[[Mapping[str, Tensor]], Tensor]
     images: Tensor
     logits_BK: Tensor
     labels: Tensor | None
@@ -111,9 +114,14 @@ class GateConfig(Placement):
         """The option by which `compare` meets a budget; None if there is none, so that the cost is what comes out.
 
         ``macs`` is the budget itself, ``signature`` the number of filters per group, ``threshold`` that of the trained
-        gates, which `calibrate` sets; any other is a number in (0, 1] with which the cost grows.
+        gates, which `calibrate` sets, ``target`` what training aims at, see `aimed`; any other is a number in (0, 1]
+        with which the cost grows.
         """
         return None
+
+    def aimed(self, macs: float) -> Self:
+        """The config whose training aims at a share ``macs`` of the MACs; for the knob ``target``."""
+        raise ConfigError(f"{type(self).__name__} has no target to aim with")
 
     def twin(self, macs: float, recipe: Any) -> tuple[Any, Any] | None:
         """The static method and the recipe that a run of this one is held against; None: its filters most often on.
@@ -142,6 +150,9 @@ class AbstractMethod(nn.Module):
     """Logit above which something runs, a dial at deploy time; None for a method without such a dial."""
     opens: ClassVar[bool] = True
     """Whether there is a state in which it leaves the network as it was: `force("open")`."""
+    pace: ClassVar[Literal["heads", "backbone"]] = "heads"
+    """Whose rate and weight decay its parameters learn at: convs, norms and what else the network computes with learn
+    as the ``backbone`` does."""
 
     def __init__(self, config: Any, graph: Graph) -> None:
         super().__init__()
@@ -193,7 +204,7 @@ class AbstractMethod(nn.Module):
             return scaled * mask
         if decision.partial_BOHW is not None:
             return y_BOHW * mask + decision.partial_BOHW * (1 - mask)
-        return _switched_off(y_BOHW, mask) if alone else y_BOHW * mask
+        return switched_off(y_BOHW, mask) if alone else y_BOHW * mask
 
     def observe(self, site: Site, decision: Decision, y_BOHW: Tensor) -> Any:
         """What the loss needs of the unmasked output: called in training, before anything may change it."""
@@ -214,9 +225,12 @@ class AbstractMethod(nn.Module):
         """A scalar to add to the task loss: the sum over the sites of ``step.decisions``, mean over the batch."""
 
     def parameter_groups(self, recipe: Any) -> list[dict[str, Any]]:
-        """The method's parameters as groups of the run's optimiser; ``lr`` is set step by step by the recipe."""
+        """The method's parameters as groups of the run's optimiser; ``lr`` is what the schedule multiplies."""
+        lr, decay = recipe.lr, recipe.weight_decay
+        if self.pace == "heads":
+            lr, decay = recipe.head_lr, recipe.head_weight_decay
         parameters = list(self.parameters())
-        return [{"params": parameters, "weight_decay": recipe.head_weight_decay}] if parameters else []
+        return [{"params": parameters, "lr": lr, "weight_decay": decay}] if parameters else []
 
     def on_epoch(self, epoch: int, epochs: int) -> None:
         """Called before the first step of each epoch, and of the rest of one after a resume; here nothing."""
@@ -355,19 +369,6 @@ class Compiling(Protocol):
 
     def lower(self, site: Site) -> LinearHead:
         """The head that decides at a site of filters, or for a branch."""
-
-
-def _switched_off(y_BOHW: Tensor, mask: Tensor) -> Tensor:
-    """``y_BOHW * mask``, in place where autograd cannot tell the difference: a fifth of the cost in training."""
-    maker = "" if mask.requires_grad or y_BOHW.grad_fn is None else y_BOHW.grad_fn.name()
-    if maker == "ReluBackward0" and not torch.compiler.is_compiling():
-        # The backward of ReLU lets a gradient pass where its own result is positive. With the mask written into
-        # that result, behind the version counter, it stops the gradient too, without a step of its own.
-        y_BOHW.data.mul_(mask)
-        return y_BOHW
-    if maker == "NativeBatchNormBackward0":
-        return y_BOHW.mul_(mask)  # batch norm does not keep its output for the backward
-    return y_BOHW * mask
 
 
 _methods: dict[type[GateConfig], type[AbstractMethod]] = {}

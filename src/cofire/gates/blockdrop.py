@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,7 @@ class BlockDropMethod(AbstractMethod):
 
     config: BlockDrop
     threshold = 0.0
+    pace: ClassVar[Literal["heads", "backbone"]] = "backbone"
 
     def __init__(self, config: BlockDrop, graph: Graph) -> None:
         super().__init__(config, graph)

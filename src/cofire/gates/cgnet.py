@@ -6,8 +6,10 @@ learned threshold of their filter, the other channels are added too; elsewhere t
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal, cast, final
+from statistics import NormalDist
+from typing import ClassVar, Literal, cast, final
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +54,20 @@ class CGNet(GateConfig):
     def label(self) -> str:
         return f"CGNet target = {self.target:g}"
 
+    @property
+    def knob(self) -> str:
+        return "target"
+
+    def aimed(self, macs: float) -> CGNet:
+        """The partial sums taken for normally distributed, as their norm leaves them."""
+        always = 1 / self.parts
+        if not always < macs < 1:
+            raise ConfigError(
+                f"macs={macs} cannot be reached: CGNet adds up {always:.3g} of the MACs at every position"
+            )
+        closed = (1 - macs) / (1 - always)
+        return dataclasses.replace(self, target=round(NormalDist().inv_cdf(closed), 3))
+
 
 class CGNetGate(nn.Module):
     """The norm of one unit's partial sums, and a threshold for each filter."""
@@ -73,6 +89,7 @@ class CGNetMethod(AbstractMethod):
 
     config: CGNet
     threshold = 0.0
+    pace: ClassVar[Literal["heads", "backbone"]] = "backbone"
 
     def __init__(self, config: CGNet, graph: Graph) -> None:
         super().__init__(config, graph)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -73,6 +73,7 @@ class FBSMethod(AbstractMethod):
 
     config: FBS
     opens: ClassVar[bool] = False
+    pace: ClassVar[Literal["heads", "backbone"]] = "backbone"
 
     def __init__(self, config: FBS, graph: Graph) -> None:
         super().__init__(config, graph)
@@ -88,7 +89,7 @@ class FBSMethod(AbstractMethod):
         """The norms give their factor and shift away; a conv without a norm its bias."""
         for name, site in self.sites.items():
             gate, op = self[name], graph[site.out]
-            norm = graph.modules[_module(graph, site.out)]
+            norm = graph.module(site.out)
             if op.kind == "norm" and (not isinstance(norm, nn.BatchNorm2d) or norm_activates(norm)):
                 raise ConfigError(f"FBS needs a plain BatchNorm2d behind unit {name!r}, got {type(norm).__name__}")
             if op.kind == "norm":
@@ -130,8 +131,3 @@ def _move(given: Tensor | nn.Module | None, taker: Tensor, leave: float) -> None
     if isinstance(given, Tensor):
         taker.copy_(given)
         given.fill_(leave).requires_grad_(False)
-
-
-def _module(graph: Graph, op: str) -> str:
-    """The module that an op calls."""
-    return next(str(node.target) for node in graph.calls.nodes if node.name == op)

@@ -18,11 +18,11 @@ from cofire.files.tensors import write_model
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, Step, method_of
 from cofire.gates.forward import forward_of, say_what_to_fuse, training_forward
 from cofire.gates.switchboard import Forced, Observer, Switchboard
-from cofire.graph.cost import Cost, cost, site_size
+from cofire.graph.cost import Cost, cost, expected_macs, site_size
 from cofire.graph.graph import Graph, trace
 from cofire.graph.live import Live
 from cofire.graph.masks import AbstractMask, mask_of
-from cofire.graph.tracing import evaluating
+from cofire.graph.tracing import evaluating, require_followable
 from cofire.graph.units import Unit, Units
 
 
@@ -202,6 +202,7 @@ class GatedModel(nn.Module):
         images = self._images
         return Step(
             rerun=lambda masks: self.rerun(images, masks),
+            share=self._expected_share,
             images=images,
             logits_BK=self._logits_BK,
             labels=labels,
@@ -209,6 +210,11 @@ class GatedModel(nn.Module):
             decisions={name: board.decisions[name] for name in board.seen},
             seen=board.seen,
         )
+
+    def _expected_share(self, shares: Mapping[str, Tensor]) -> Tensor:
+        graph = self.graph.at(self.last_shape)
+        heads = sum(self.gates.head_macs(self.gates.sites[name]) for name in shares)
+        return (expected_macs(graph, shares) + heads) / graph.dense_macs
 
     def save(self, folder: str | Path) -> Path:
         """Write ``config.json`` and ``model.safetensors`` into ``folder``, for ``cofire.load``."""
@@ -252,6 +258,7 @@ def gate(
     """
     if isinstance(model, GatedModel):
         raise ConfigError("the model is gated already; gate its plain form, gated.backbone")
+    require_followable(model)
     return _gated(copy.deepcopy(model), config, filter_fn, input_shape)
 
 

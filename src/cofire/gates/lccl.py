@@ -8,7 +8,7 @@ The paper multiplies the conv's output; here it is the unit's, behind norm and a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast, final
+from typing import ClassVar, Literal, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +46,8 @@ class LCCLGate(nn.Module):
         padding, dilation = (conv.padding, conv.dilation) if single else (0, 1)
         self.conv = nn.Conv2d(conv.in_channels, maps, size, conv.stride, padding, dilation, bias=False)  # type: ignore[arg-type]
         self.norm = nn.BatchNorm2d(maps)
-        # Around 1, nearly everywhere above 0: it starts close to the network it stands beside.
-        nn.init.constant_(self.norm.weight, 0.5)
+        # Around 1, everywhere above 0: it starts close to the network it stands beside.
+        nn.init.constant_(self.norm.weight, 0.1)
         nn.init.ones_(self.norm.bias)
 
     def forward(self, x_BIHW: Tensor) -> Tensor:
@@ -60,6 +60,7 @@ class LCCLMethod(AbstractMethod):
     """Positions that are computed, by image and unit."""
 
     config: LCCL
+    pace: ClassVar[Literal["heads", "backbone"]] = "backbone"
 
     def __init__(self, config: LCCL, graph: Graph) -> None:
         super().__init__(config, graph)

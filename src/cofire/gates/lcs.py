@@ -2,13 +2,15 @@
 
 Each group has a table of gates, a row for each of N actions. A head on the mean input chooses the row, whose values
 multiply what the norm gives, before the activation; a filter whose value is 0 does not run. The choice is learned with
-Gumbel noise, as if it were a softmax; so a group never has more than N masks.
+Gumbel noise, as if it were a softmax; so a group never has more than N masks. The loss holds the share of the MACs that
+the chosen rows leave to a target: it pulls small gates down until enough of them are at zero.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,9 @@ from cofire.graph.graph import Graph
 from cofire.graph.placement import Filter, place
 from cofire.graph.units import Site
 
+_SMALLEST = 1e-2  # that a gate starts at
+_SMALL = 0.25  # gates that the loss pulls hardest
+_ENOUGH = 0.1  # of the images, to learn a row from
 _LARGEST = 5.0  # that a gate may grow to, as in the authors' code
 
 
@@ -30,14 +35,14 @@ class LCS(GateConfig):
 
     Args:
         actions: rows of each group's table, so that it has at most as many masks.
-        target: what the chosen gates should be on average, in [0, 1]; they start at 1.
+        target: share of the dense MACs, heads included, that training aims at, in [0, 1].
         strength: weight of the squared distance to it in the loss.
         temperature: of the softmax that the choice is taken for in training, above 0.
     """
 
     actions: int = 40
     target: float = 0.5
-    strength: float = 0.5
+    strength: float = 20.0
     temperature: float = 1.0
     reduction: Literal["mean", "sum"] = "sum"
 
@@ -54,6 +59,13 @@ class LCS(GateConfig):
     @property
     def label(self) -> str:
         return f"LCS {self.actions} actions, target {self.target:g}"
+
+    @property
+    def knob(self) -> str:
+        return "target"
+
+    def aimed(self, macs: float) -> LCS:
+        return dataclasses.replace(self, target=macs)
 
 
 class LCSGate(nn.Module):
@@ -79,10 +91,22 @@ class LCSMethod(AbstractMethod):
     """One row of gates per group, chosen by image."""
 
     config: LCS
+    pace: ClassVar[Literal["heads", "backbone"]] = "backbone"
 
     def __init__(self, config: LCS, graph: Graph) -> None:
         super().__init__(config, graph)
         self.hold({name: LCSGate(site, config.actions) for name, site in self.sites.items()})
+
+    @torch.no_grad()
+    def prepare(self, graph: Graph) -> None:
+        """The norms give the size of their factors to the gates, so that small ones are the first to reach zero."""
+        for name, site in self.sites.items():
+            affine = dict(graph.module(site.out).named_parameters()) if graph[site.out].kind == "norm" else {}
+            if "weight" in affine:
+                size_O = affine["weight"].abs().clamp(_SMALLEST, _LARGEST)
+                self[name].gates_NO.copy_(size_O)
+                for parameter in affine.values():
+                    parameter.div_(size_O)
 
     @classmethod
     def place(cls, graph: Graph, config: LCS, filter_fn: Filter | None) -> Graph:
@@ -95,7 +119,8 @@ class LCSMethod(AbstractMethod):
         gate = self[site.name]
         logits_BN = gate.logits(x_BIHW)
         if self.training:
-            gates_BO = F.gumbel_softmax(logits_BN, self.config.temperature, hard=True) @ gate.gates_NO
+            chosen_BN = F.gumbel_softmax(logits_BN, self.config.temperature, hard=True)
+            gates_BO = chosen_BN @ by_image(gate.gates_NO, chosen_BN.detach().sum(0))
         else:
             gates_BO = gate.gates_NO[logits_BN.argmax(1)]
         return Decision(None, (gates_BO.detach() > 0).to(gates_BO.dtype), gates_BO)
@@ -107,10 +132,28 @@ class LCSMethod(AbstractMethod):
         return LinearHead(weight=gate.gates_NO.T, bias=None, scale=True, shift=shift, choice=choice)
 
     def loss(self, step: Step) -> Tensor:
-        gates = [decision.scale_BO.flatten() for decision in step.decisions.values() if decision.scale_BO is not None]
-        return self.config.strength * (torch.cat(gates).mean() - self.config.target).square()
+        gates = {name: found.scale_BO for name, found in step.decisions.items() if found.scale_BO is not None}
+        share = step.share({name: _runs(gates_BO) for name, gates_BO in gates.items()}).mean()
+        return self.config.strength * (share - self.config.target).square()
 
     @torch.no_grad()
     def on_step(self) -> None:
         for gate in self.values():
             gate.gates_NO.clamp_(0.0, _LARGEST)
+
+
+def by_image(gates_NO: Tensor, images_N: Tensor) -> Tensor:
+    """The table, each of whose rows learns from the mean over the images that chose it, not over all.
+
+    Args:
+        images_N: how many chose each row; of fewer than `_ENOUGH`, each counts as one among that many.
+    """
+    share_N = (images_N / images_N.sum()).clamp(min=_ENOUGH)
+    return gates_NO.detach() + (gates_NO - gates_NO.detach()) / share_N[:, None]
+
+
+def _runs(gates_BO: Tensor) -> Tensor:
+    """1 where a filter runs, else 0. Its gradient is steep for small gates: they are the ones to be closed."""
+    gates_BO = gates_BO.float()
+    soft_BO = 1 - torch.exp(-gates_BO / _SMALL)
+    return (gates_BO.detach() > 0).float() + soft_BO - soft_BO.detach()

@@ -9,8 +9,9 @@ Shapes: B samples, S sites, A actions, M remembered numbers, I input channels.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ class RNP(GateConfig):
 
     Args:
         parts: equal parts of a group's filters; the first 1, 2, ... or all of them run.
-        price: of each part beyond the first.
+        price: of all parts beyond the first together; each costs as much as any other.
         blame: weight of the task loss in the last reward.
         explore: share of decisions in training that are drawn at random, in [0, 1].
         exploring: epochs over which that share falls from 1 to ``explore``.
@@ -38,7 +39,7 @@ class RNP(GateConfig):
     """
 
     parts: int = 4
-    price: float = 0.1
+    price: float = 0.5
     blame: float = 1.0
     explore: float = 0.1
     exploring: int = 0
@@ -66,6 +67,7 @@ class Agent(nn.Module):
         super().__init__()
         self.again = nn.Linear(config.memory, config.memory, bias=False)
         self.worth = nn.Linear(config.memory, config.parts)
+        nn.init.constant_(self.worth.bias[-1:], 1.0)  # it begins with the network as it is
 
     def forward(self, seen_BM: Tensor, memory_BM: Tensor | None) -> Tensor:
         """The memory after something was seen."""
@@ -79,6 +81,7 @@ class RNPMethod(AbstractMethod):
     """How many parts of each group run, layer after layer."""
 
     config: RNP
+    pace: ClassVar[Literal["heads", "backbone"]] = "backbone"
 
     def __init__(self, config: RNP, graph: Graph) -> None:
         super().__init__(config, graph)
@@ -127,9 +130,10 @@ class RNPMethod(AbstractMethod):
         worth_BSA = torch.stack([step.seen[name].float() for name in step.decisions], 1)
         action_BS = torch.stack([self._action(name, decision) for name, decision in step.decisions.items()], 1)
         task_B = F.cross_entropy(step.logits_BK.detach().float(), step.labelled("RNP"), reduction="none")
+        task_B = task_B.clamp(max=math.log(step.logits_BK.shape[1]))  # worse than a guess is no worse than one
         target_BS = self.targets(worth_BSA.detach(), action_BS, task_B)
         taken_BS = worth_BSA.gather(2, action_BS[:, :, None])[:, :, 0]
-        return (taken_BS - target_BS).square().mean(0).sum()
+        return F.smooth_l1_loss(taken_BS, target_BS, reduction="none").mean(0).sum()
 
     def _action(self, name: str, decision: Decision) -> Tensor:
         """Which of the nested masks was taken, (B,): the first that is as wide."""
@@ -139,10 +143,12 @@ class RNPMethod(AbstractMethod):
     def targets(self, worth_BSA: Tensor, action_BS: Tensor, task_B: Tensor) -> Tensor:
         """What the actions taken should be worth, (B, S): their price, and the best that the next site promises.
 
-        After the last site the task loss is all that comes.
+        After the last site the task loss is all that comes. There is nothing to be earned, so a promise above 0 is an
+        error of the agent, and counts as 0.
         """
-        then_BS = torch.cat([worth_BSA.amax(2)[:, 1:], -self.config.blame * task_B[:, None]], 1)
-        return -self.config.price * action_BS + then_BS
+        promised_BS = worth_BSA.amax(2)[:, 1:].clamp(max=0.0)
+        price = self.config.price / max(1, worth_BSA.shape[1] * (self.config.parts - 1))
+        return -price * action_BS + torch.cat([promised_BS, -self.config.blame * task_B[:, None]], 1)
 
     def on_epoch(self, epoch: int, epochs: int) -> None:
         done = min(1.0, epoch / self.config.exploring) if self.config.exploring else 1.0

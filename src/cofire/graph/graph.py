@@ -52,6 +52,10 @@ class Graph:
         """Every module of the model by its qualified name."""
         return dict(self.root.named_modules())
 
+    def module(self, op: str) -> nn.Module:
+        """The module that an op calls."""
+        return self.modules[next(str(node.target) for node in self.calls.nodes if node.name == op)]
+
     def users(self, op: Op) -> list[Op]:
         """The ops that read ``op``, in execution order."""
         return self._users[op.name]
@@ -81,6 +85,11 @@ class Graph:
             for conv in op.inside:
                 macs[conv.module] += conv.macs
         return dict(macs)
+
+    @cached_property
+    def dense_macs(self) -> int:
+        """MACs of one sample with all gates open."""
+        return sum(op.conv.macs for op in self.layers.values() if op.conv is not None) + sum(self.macs_inside.values())
 
     def at(self, input_shape: tuple[int, int, int]) -> Graph:
         """The same calls at another input shape; each shape is walked once."""

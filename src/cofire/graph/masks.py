@@ -156,3 +156,16 @@ def mask_of(site: Site, mask: Tensor | AbstractMask, size: tuple[int, ...]) -> A
             raise ConfigError(f"site {site.name!r} takes masks of {site.kind}, got one of {mask.kind}")
         mask = mask.on
     return _KINDS[site.kind].checked(site, mask, size)
+
+
+def switched_off(y_BOHW: Tensor, mask: Tensor) -> Tensor:
+    """``y_BOHW * mask``, in place where autograd cannot tell the difference: a fifth of the cost in training."""
+    maker = "" if mask.requires_grad or y_BOHW.grad_fn is None else y_BOHW.grad_fn.name()
+    if maker == "ReluBackward0" and not torch.compiler.is_compiling():
+        # The backward of ReLU lets a gradient pass where its own result is positive. With the mask written into
+        # that result, behind the version counter, it stops the gradient too, without a step of its own.
+        y_BOHW.data.mul_(mask)
+        return y_BOHW
+    if maker == "NativeBatchNormBackward0":
+        return y_BOHW.mul_(mask)  # batch norm does not keep its output for the backward
+    return y_BOHW * mask

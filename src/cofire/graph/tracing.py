@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 from cofire.errors import TraceError
 from cofire.graph.following import Follower, reason, unchanged
@@ -78,6 +80,29 @@ def evaluating(model: nn.Module, so: bool = True) -> Iterator[None]:
             module.training = mode
 
 
+def require_followable(model: object) -> None:
+    """Raise a TraceError, with the way out, for what has no Python forward to follow, or no weights yet."""
+    kind = type(model).__name__
+    if not isinstance(model, nn.Module):
+        raise TraceError(
+            f"a torch.nn.Module is needed, got {kind}; call it in the forward of a module of your own "
+            "(cofire.compile also takes ONNX files and programs of torch.export)"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError(
+            f"a TorchScript module ({kind}) holds no Python code to follow; pass the module it was made of, or write "
+            "it as ONNX and give the file to cofire.compile"
+        )
+    if hasattr(model, "_orig_mod"):
+        raise TraceError("torch.compile hides the module's own forward; pass the module itself: model._orig_mod")
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor) or tensor.is_meta:
+            raise TraceError(
+                f"{name!r} has no values yet; run a lazy module once on a batch, load the weights of one on the device "
+                "'meta'"
+            )
+
+
 def trace_calls(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
     """The forward of ``model`` in eval mode as an ``fx.Graph`` with one input and no ``nn.Identity``.
 
@@ -88,6 +113,7 @@ def trace_calls(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph
     Raises:
         TraceError: torch.fx cannot follow the model's own forward; names file and line, and the ways out.
     """
+    require_followable(model)
     with evaluating(model):
         return _traced(model, input_shape)
 
@@ -101,7 +127,10 @@ def trace_training_calls(model: nn.Module, input_shape: tuple[int, int, int], ca
 
 def _traced(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
     tracer = Follower(model, input_shape, _whole_modules(model))
-    optional = dict(list(inspect.signature(model.forward).parameters.items())[1:])
+    parameters = inspect.signature(model.forward).parameters
+    if len(required := [name for name, p in parameters.items() if _is_required(p)]) > 1:
+        raise _many_inputs(required)
+    optional = dict(list(parameters.items())[1:])
     fixed = {name: p.default for name, p in optional.items() if p.default is not inspect.Parameter.empty}
     try:
         with unchanged(model):
@@ -112,11 +141,23 @@ def _traced(model: nn.Module, input_shape: tuple[int, int, int]) -> fx.Graph:
     _drop_fixed_inputs(graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     if len(inputs) != 1:
-        names = ", ".join(node.name for node in inputs)
-        raise TraceError(f"the model's forward must take one image batch, got {len(inputs)} inputs: {names}")
+        raise _many_inputs([node.name for node in inputs])
     _drop_identities(graph, model)
     _read_training_anew(graph, model.training)
     return graph
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in many
+
+
+def _many_inputs(names: Sequence[str]) -> TraceError:
+    return TraceError(
+        f"the model's forward must take one image batch, got {len(names)} inputs: {', '.join(names)}\n"
+        "Ways out: (1) a forward that takes one batch with all of them, joined along channels, and takes it apart; "
+        "(2) gate the part that sees one input, e.g. model.features = cofire.gate(model.features, config)."
+    )
 
 
 def _check_runs(model: nn.Module, input_shape: tuple[int, int, int]) -> None:

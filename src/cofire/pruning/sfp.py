@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,14 @@ from cofire.training.callbacks import AbstractCallback, Run
 @dataclass(frozen=True, kw_only=True)
 class SFP(PruneConfig):
     """A channel's score is the sum of its filters' L2 norms. `SoftPruning` asks for it after every epoch of training;
-    given to `prune`, it is asked once."""
+    given to `prune`, it is asked once.
+
+    The paper tests the network as the last zeroing leaves it. The statistics of its norms are then those of a network
+    whose zeroed filters had grown again; the form ``norms`` measures them anew, which the paper does not.
+    """
 
     soft: bool = True
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "norms": {"recovery": "norms"}}
 
 
 @register_criterion(SFP)

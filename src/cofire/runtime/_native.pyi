@@ -15,7 +15,7 @@ def conv_algorithms() -> list[str]:
 def check(file: bytes) -> None:
     """Raises RuntimeError unless the bytes are a program file."""
 
-def speeds(kernel: str, bytes: int) -> tuple[float, float, float]:
+def speeds(kernel: str, bytes: int) -> tuple[float, float, float, float]:
     """MACs of floats, MACs of bytes, and bytes read of so much memory, each per second at best."""
 
 class TooCostly(RuntimeError):

@@ -22,6 +22,8 @@ class Speeds:
     """Of float32."""
     macs8: float
     """Of int8."""
+    macs16: float
+    """Of the 16 bits that Winograd multiplies in int8."""
     bytes: float
     """Read, of as much memory as the program has."""
 
@@ -31,15 +33,16 @@ class Load:
     """What one op has to do for one image."""
 
     products: float
-    """MACs as its algorithm does them: Winograd's are fewer. In int8 they are of 16 bits, which VNNI does at half the
-    rate; the floor does not know that."""
+    """MACs as its algorithm does them: Winograd's are fewer."""
     bytes: float
     """Weights of filters that are on as the algorithm keeps them, and inputs and outputs that are live, each once."""
-    int8: bool
+    bits: int
+    """Of a product: 32 of floats, 8 of int8, 16 of Winograd's in int8."""
 
     def floors(self, speeds: Speeds) -> tuple[float, float]:
         """Milliseconds of the products alone, and of the bytes alone."""
-        return 1e3 * self.products / (speeds.macs8 if self.int8 else speeds.macs), 1e3 * self.bytes / speeds.bytes
+        rate = {32: speeds.macs, 16: speeds.macs16, 8: speeds.macs8}[self.bits]
+        return 1e3 * self.products / rate, 1e3 * self.bytes / speeds.bytes
 
 
 def footprint(table: dict[str, Any], tensors: dict[str, Any]) -> int:
@@ -86,7 +89,8 @@ def _load(
 
     read = sum(moved(source, inputs_on if n == 0 else filters_on) for n, source in enumerate(op["src"]))
     kept = sum(_bytes(tensor) for tensor in weights) * filters_on * larger
-    return Load(macs * fewer, read + kept + moved(op["dst"], filters_on), op["kind"] == "conv8")
+    bits = 32 if op["kind"] != "conv8" else 16 if algorithm in _WINOGRAD else 8
+    return Load(macs * fewer, read + kept + moved(op["dst"], filters_on), bits)
 
 
 def _winograd(attrs: dict[str, Any], algorithm: str) -> tuple[float, float]:

@@ -82,8 +82,8 @@ class _Lowering(AbstractCalls):
 
     def _record(self, n: fx.Node, sources: list[fx.Node], operands: list[Any], result: Any) -> None:
         call = self.calls.get(n.name)
-        if call is None:
-            return  # sizes, checks, parameters
+        if call is None or _is_named_tuple(n):
+            return  # sizes, checks, parameters; what the model returns
         try:
             if call.kind == "output":
                 self._end(n, result)
@@ -192,7 +192,9 @@ class _Lowering(AbstractCalls):
             raise self._refused(n, "the model must not return its input")
 
     def _given(self, n: fx.Node, value: Any) -> Any:
-        """The structure of what the model returns; its tensors become outputs."""
+        """The structure of what the model returns; its tensors become outputs, a named tuple a plain one."""
+        if isinstance(value, fx.Node) and _is_named_tuple(value):
+            value = tuple(value.args)
         if isinstance(value, Mapping):
             return {"dict": {str(key): self._given(n, part) for key, part in value.items()}}
         if isinstance(value, tuple | list):  # fx has lists of its own
@@ -219,6 +221,10 @@ class _Lowering(AbstractCalls):
                 raise self._refused(n, f"in place, it changes {node.name!r} too, one being a view of the other")
         for node in written:
             self.ids[node] = self.ids[n]
+
+
+def _is_named_tuple(n: fx.Node) -> bool:
+    return isinstance(n.target, type) and issubclass(n.target, tuple)
 
 
 def _overlap(written: Tensor, other: Any) -> bool:

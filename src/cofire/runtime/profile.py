@@ -39,6 +39,7 @@ class Profile:
         title = f"{sum(self.milliseconds):.3f} ms, floor {floor:.3f} ms, {sum(self.macs):,} MACs"
         at_best = (
             f"at best {self.speeds.macs / 1e9:.0f} MACs / ns in float32, {self.speeds.macs8 / 1e9:.0f} in int8, "
+            f"{self.speeds.macs16 / 1e9:.0f} in its Winograd, "
             f"{self.speeds.bytes / 1e9:.1f} GB/s"
         )
         table = Table(title=title, title_justify="left", caption=at_best, caption_justify="left")

@@ -139,7 +139,9 @@ class _Run:
             to_channels_last(self.teacher)
             for part in self.parts:
                 self.teacher = part.gates.taught_by(self.teacher)
-        optimizer = torch.optim.SGD(parameter_groups(model, recipe), lr=recipe.lr, momentum=recipe.momentum)
+        groups = parameter_groups(model, recipe)
+        self.rates = [group["lr"] for group in groups]  # what the schedule multiplies
+        optimizer = torch.optim.SGD(groups, momentum=recipe.momentum)
         self.wrapped, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.folder = CheckpointFolder(out / "checkpoints") if out else None
         path = out / "log.jsonl" if out and self.accelerator.is_main_process else None
@@ -275,8 +277,8 @@ class _Run:
     def _set_rates(self) -> None:
         recipe, when = self.recipe, (self.step, self.steps_per_epoch)
         self._rate = 0.0 if recipe.only_heads(*when) else recipe.lr * recipe.factor(*when)
-        for group in self.optimizer.param_groups:
-            group["lr"] = recipe.head_lr * recipe.head_factor(*when) if group["heads"] else self._rate
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * recipe.head_factor(*when) if group["heads"] else self._rate
 
     def _set_modes(self) -> None:
         self.wrapped.train(not self._only_heads())

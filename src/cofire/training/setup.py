@@ -55,12 +55,17 @@ def only_learning(model: nn.Module, recipe: Recipe) -> Iterator[None]:
 
 
 def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """The groups of the run's optimiser: the backbone, then what the methods of gated parts learn (``heads``)."""
+    """The groups of the run's optimiser: the backbone, then what the methods of gated parts learn (``heads``).
+
+    ``lr`` is the rate that the schedule begins from; a method's group without one learns at ``Recipe.head_lr``.
+    """
     parts = gated_parts(model) if has_gates(model) else []
     of_heads = {p for part in parts for p in part.gates.parameters()}
     backbone = [p for p in model.parameters() if p.requires_grad and p not in of_heads]
-    heads = [{**group, "heads": True} for part in parts for group in part.gates.parameter_groups(recipe)]
-    return [*([{"params": backbone, "weight_decay": recipe.weight_decay, "heads": False}] if backbone else []), *heads]
+    own = [group for part in parts for group in part.gates.parameter_groups(recipe)]
+    heads = [{"lr": recipe.head_lr, **group, "heads": True} for group in own]
+    network = {"params": backbone, "lr": recipe.lr, "weight_decay": recipe.weight_decay, "heads": False}
+    return [*([network] if backbone else []), *heads]
 
 
 def seed(*parts: int) -> int:

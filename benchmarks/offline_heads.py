@@ -111,6 +111,7 @@ def main() -> None:
         if args.figure and len(rows) == 1:
             decided = routes(collect(gated, final, text=""))
             write_figure(clusters(decided, rows[-1]["gated"]["n"]), args.figure)
+        line = told(found)
         if args.distill:
             student = distilled(gated, model, batches, args.distill)
             again = with_network_of(gated, student)
@@ -120,12 +121,12 @@ def main() -> None:
                 "fitted again": again,
                 "twin": twin(model, gated, macs, batches, args.distill),
             }
-            rows[-1]["distilled"] = {"epochs": args.distill, **tested(trained, final)}
+            after = tested(trained, final)
+            rows[-1]["distilled"] = {"epochs": args.distill, **after}
+            line += f"; distilled for {args.distill} epochs: {told(after)}"
         print(
             f"{args.network}, {macs:.0%} of the MACs asked for, {fixed} of {len(gated.gates)} groups fixed, "
-            f"fitted in {seconds:.0f} s, {memory / 1e9:.1f} GB at most; {told(found)}",
-            *[f"distilled for {args.distill} epochs: {told(rows[-1]['distilled'])}"] * bool(args.distill),
-            sep="; ",
+            f"fitted in {seconds:.0f} s, {memory / 1e9:.1f} GB at most; {line}",
             flush=True,
         )
         if args.json:  # after each budget, so that nothing is lost
@@ -139,11 +140,10 @@ def tested(models: dict[str, nn.Module], final: Any) -> dict[str, dict[str, Any]
 
 def told(found: dict[str, Any]) -> str:
     """Reports in a line."""
-    reports = {name: report for name, report in found.items() if name != "epochs"}
     return ", ".join(
         f"{name} {100 * report['top1']:.2f} % at {100 * report['reduction']['executed+heads']:.2f} % saved"
         f" ({report['bits'] or 0:.3f} bits)"
-        for name, report in reports.items()
+        for name, report in found.items()
     )
 
 

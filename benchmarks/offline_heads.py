@@ -22,6 +22,10 @@ import torch
 from torch import nn
 
 import cofire
+from cofire.analysis.decisions import collect
+from cofire.analysis.drawing import write_figure
+from cofire.analysis.figures import clusters
+from cofire.analysis.routes import routes
 from cofire.backbones.published import weights_root
 from cofire.data.feeding import first_images
 from cofire.data.images import AbstractImages
@@ -72,6 +76,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--distill", type=int, default=0, help="epochs")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="unique masks of each group, for the first budget (.svg, .png)")
     args = parser.parse_args()
     model, (train, test) = NETWORKS[args.network]()
     model.eval()
@@ -103,6 +108,9 @@ def main() -> None:
                 **found,
             }
         )
+        if args.figure and len(rows) == 1:
+            decided = routes(collect(gated, final, text=""))
+            write_figure(clusters(decided, rows[-1]["gated"]["n"]), args.figure)
         if args.distill:
             student = distilled(gated, model, batches, args.distill)
             again = with_network_of(gated, student)

@@ -126,6 +126,7 @@ The files, in the data's way; each imports only from files above it:
         averaging.py     a moving average of weights
         callbacks.py     what may be done to a run from outside
         memory_format.py  weights laid out for fast steps
+        freed_memory.py  what one step frees is kept for the next
         setup.py         what learns, and its seeds
         task.py          output and target -> loss
         loop.py          fit()

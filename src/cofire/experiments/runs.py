@@ -35,6 +35,7 @@ from cofire.pruning import SoftPruning, prune
 from cofire.runtime.engine import Engine, Precision
 from cofire.runtime.observed import Observed, observe, write_observed
 from cofire.runtime.of_pixels import of_pixels
+from cofire.training.freed_memory import keep_freed_memory
 from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
@@ -247,6 +248,7 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
             finished: dict[str, Any] = read_json(result_path)
             return finished
     origin = provenance()  # of the code that is loaded now, not of what the tree holds when the run ends
+    keep_freed_memory()
     sets = read_sets(experiment)
     model = build_gated(experiment, sets)
     part, recipe = experiment.data, experiment.train

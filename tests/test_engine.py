@@ -17,6 +17,7 @@ from test_second_look import with_half_in_doubt
 from torch import Tensor, nn
 
 from cofire import FTWT, ConfigError, GatedModel, SecondLook, cost, trace, zoo
+from cofire.gates.persistence import read_card
 from cofire.runtime.engine import Engine, compile
 from cofire.runtime.program import Shape
 
@@ -121,12 +122,15 @@ def test_a_backbone_computes_what_pytorch_does(name: str, preset: str) -> None:
 
 @pytest.mark.parametrize("name", zoo.names())
 def test_a_trained_model_computes_what_pytorch_does(name: str) -> None:
-    model, x = zoo.load(name).eval(), images(20, (3, 32, 32))
+    model, card = zoo.load(name).eval(), read_card(zoo.folder(name))
+    assert card is not None
+    shape = card.input_shape
+    x = images(20, shape)
     if isinstance(model, GatedModel) and isinstance(model.config, SecondLook):
         with_half_in_doubt(model, x)  # as calibrated, random images are all in doubt
-        check_second_look(compile(model, (3, 32, 32)), model, x)
+        check_second_look(compile(model, shape), model, x)
     else:
-        check_network(compile(model, (3, 32, 32)), model, x)
+        check_network(compile(model, shape), model, x)
 
 
 @pytest.mark.parametrize(

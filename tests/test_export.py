@@ -100,7 +100,7 @@ def test_a_model_that_does_not_run_at_the_shape_is_named_in_the_error(tmp_path: 
 
 def test_without_onnx_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(DataError, match=r"onnx is needed here: pip install cofire\[export\]"):
+    with pytest.raises(DataError, match=r"onnx is needed here: pip install 'cofire\[export\]'"):
         to_onnx(tiny_plain(), tmp_path / "model.onnx")
 
 

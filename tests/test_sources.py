@@ -33,7 +33,7 @@ def test_digits_are_split_once_and_for_all():
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"scikit-learn is needed here: pip install cofire\[demo\]"):
+    with pytest.raises(DataError, match=r"scikit-learn is needed here: pip install 'cofire\[demo\]'"):
         data.digits()
 
 

@@ -248,5 +248,5 @@ def test_an_unknown_unit_is_found_before_anything_is_computed(runs: dict[str, Pa
 
 def test_without_the_extra_the_error_names_it(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(CofireError, match=r"matplotlib is needed here: pip install cofire\[report\]"):
+    with pytest.raises(CofireError, match=r"matplotlib is needed here: pip install 'cofire\[report\]'"):
         study(open_run(runs["dense"], 4))

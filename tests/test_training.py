@@ -443,6 +443,24 @@ def test_bf16_trains_and_keeps_the_weights_in_fp32() -> None:
     assert second.epochs[0].loss == pytest.approx(first.epochs[0].loss, rel=0.05)
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_a_teacher_computes_in_the_precision_of_the_run(precision: Any, dtype: torch.dtype) -> None:
+    seen: set[torch.dtype] = set()
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = tiny_plain()
+
+        def forward(self, x_BCHW: Tensor) -> Tensor:
+            logits_BK: Tensor = self.net(x_BCHW)
+            seen.add(logits_BK.dtype)
+            return logits_BK
+
+    fit(tiny_plain(), feed(), dataclasses.replace(RECIPE, epochs=1, distill=0.5, precision=precision), teacher=Watched())
+    assert seen == {dtype}
+
+
 # Loaders
 
 

@@ -260,7 +260,7 @@ class _Run:
         label_B = target if self.loss is None else None
         taught_BK = None
         if self.teacher is not None and not self._only_heads():
-            with torch.no_grad():
+            with torch.no_grad(), self.accelerator.autocast():
                 taught_BK = self.teacher(x_BCHW).float()
         masks = mask_loss(self.model, label_B, taught_BK) if self.parts else x_BCHW.new_zeros(())
         total = masks

@@ -457,7 +457,9 @@ def test_a_teacher_computes_in_the_precision_of_the_run(precision: Any, dtype: t
             seen.add(logits_BK.dtype)
             return logits_BK
 
-    fit(tiny_plain(), feed(), dataclasses.replace(RECIPE, epochs=1, distill=0.5, precision=precision), teacher=Watched())
+    fit(
+        tiny_plain(), feed(), dataclasses.replace(RECIPE, epochs=1, distill=0.5, precision=precision), teacher=Watched()
+    )
     assert seen == {dtype}
 
 

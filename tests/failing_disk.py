@@ -24,7 +24,7 @@ from cofire.errors import FileError
 
 FAILURES = {"full": errno.ENOSPC, "read-only": errno.EROFS}
 CLEAR = 3  # exit code of a try that ends with a clear error
-WRITING: list[tuple[Any, str]] = [(Path, "write_bytes"), (os, "replace"), (os, "fsync"), (Path, "mkdir")]
+WRITING: list[tuple[Any, str]] = [(Path, "write_bytes"), (os, "replace"), (os, "open"), (os, "fsync"), (Path, "mkdir")]
 
 
 def on_a_failing_disk(task: Callable[[Path], None], failure: str, calls: int) -> Callable[[Path], None]:
@@ -48,6 +48,8 @@ def _failing(original: Any, code: int, left: list[int]) -> Any:
     def call(*args: Any, **options: Any) -> Any:
         if original.__name__ == "mkdir" and Path(args[0]).is_dir():
             return original(*args, **options)  # nothing to be changed
+        if original.__name__ == "open" and not args[1] & os.O_CREAT:
+            return original(*args, **options)  # only to be read
         left[0] -= 1
         if left[0] < 0:
             if original.__name__ == "write_bytes" and code == errno.ENOSPC:

@@ -80,6 +80,31 @@ def test_missing_folders_are_made_and_no_other_file_is_left(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["c.json"]
 
 
+def test_who_writes_the_same_file_at_the_same_time_waits(tmp_path: Path) -> None:
+    """A reader beside eight writers always finds what one of them wrote, as a whole, and no writer fails."""
+    path, size, times = tmp_path / "shared", 1 << 20, 12
+    write_text(path, "0" * size)
+    children = []
+    for name in "12345678":
+        if (child := os.fork()) == 0:
+            try:
+                for _ in range(times):
+                    write_text(path, name * size)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    codes: dict[int, int] = {}
+    while len(codes) < len(children):
+        text = path.read_text()
+        assert (len(text), len(set(text))) == (size, 1)
+        for child in set(children) - codes.keys():
+            ended, code = os.waitpid(child, os.WNOHANG)
+            codes |= {ended: code} if ended else {}
+    assert set(codes.values()) == {0}
+    assert [found.name for found in tmp_path.iterdir()] == ["shared"]
+
+
 def test_files_get_the_permissions_of_the_umask(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     write_text(tmp_path / "text", "")

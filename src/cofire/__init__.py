@@ -9,10 +9,10 @@ The files, in the data's way; each imports only from files above it:
     extras.py            packages that only some features need
     plugins.py           methods, criteria and backbones from outside
     files/
+        lock.py          one process at a time in a folder
         atomic.py        files that are whole or not there
         tensors.py       tensor files and model folders
         strict.py        TOML and JSON tables <-> frozen dataclasses
-        lock.py          one process at a time in a folder
         card.py          what a model expects, and what is known of it
     data/
         augmenting.py    what training does to pictures

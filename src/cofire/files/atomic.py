@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from cofire.errors import FileError
+from cofire.files.lock import is_at
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Fill a temporary file beside ``path``, flush it to disk, and rename it.
 
-    The temporary file has a fixed name: what a killed writer left behind is taken over by the next one.
+    The temporary file has a fixed name: what a killed writer left behind is taken over by the next one, and who writes
+    the same file at the same time waits.
 
     Raises:
         FileError: the disk is full, the folder read-only, ...; ``path`` is as it was before.
@@ -21,14 +26,11 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = path.parent / f".{path.name}.tmp"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+        with _own(temporary) as handle:
             temporary.write_bytes(content)
-            with temporary.open("r+b") as file:
-                os.fsync(file.fileno())
+            os.fsync(handle)
             os.replace(temporary, path)
             _sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise FileError(f"{path} cannot be written: {error}; it was left as it was") from error
 
@@ -79,6 +81,25 @@ def read_table(path: Path, *keys: str) -> dict[str, Any]:
     if not isinstance(table, dict) or not table.keys() >= set(keys):
         raise FileError(f"{path} must be a table with {', '.join(map(repr, keys))}; it is damaged")
     return table
+
+
+@contextmanager
+def _own(temporary: Path) -> Iterator[int]:
+    """A handle on the temporary file, which no other process or thread writes inside the block; it is gone after."""
+    while True:
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with suppress(OSError):  # a file system without locks: as good as it gets there
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if is_at(temporary, handle):
+                try:
+                    yield handle
+                finally:
+                    if is_at(temporary, handle):  # else it has its name by now, and the next writer may have begun
+                        temporary.unlink()
+                return
+        finally:
+            os.close(handle)
 
 
 def _sync_folder(folder: Path) -> None:

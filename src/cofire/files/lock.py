@@ -60,14 +60,14 @@ def _locked(folder: Path, wait: bool) -> int:
         except BaseException:  # Ctrl-C while waiting
             os.close(handle)
             raise
-        if _is(folder, handle):
+        if is_at(folder, handle):
             return handle
         os.close(handle)  # who was here before has removed it
 
 
-def _is(folder: Path, handle: int) -> bool:
-    """Whether a handle is of the folder that has this name now."""
+def is_at(path: Path, handle: int) -> bool:
+    """Whether a handle is of what has this name now."""
     try:
-        return os.path.samestat(os.fstat(handle), folder.stat())
+        return os.path.samestat(os.fstat(handle), path.stat())
     except OSError:
         return False

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from cofire import ConfigError, FileError, compare, create_backbone
 from cofire.cli import app
+from cofire.comparison.known import read_comparison
+from cofire.comparison.plot import plot
 from cofire.comparison.table import Comparison, Row
 
 
@@ -68,6 +70,20 @@ def test_only_what_is_missing_is_run_and_the_whole_table_is_written(recipe: Path
     again = compare([recipe], methods="L1,FPGM", rounds=0, **(options | {"known": folder / "comparison.json"}))
     assert by_method(folder / "comparison.json") == after
     assert set(rows(again)) == set(rows(found))
+
+
+def test_a_file_read_back_says_what_was_found(recipe: Path, tmp_path: Path) -> None:
+    found = compare([recipe], methods="L1,FBS", macs=0.5, epochs=0, out=tmp_path, rounds=3)
+    again = read_comparison(tmp_path / "tiny" / "0.5" / "comparison.json")
+    assert again.to_markdown() == found.to_markdown()
+    assert plot(again.networks[0]).get_suptitle() == "resnet8_digits on digits"
+
+
+@pytest.mark.parametrize("content", ["{}", '{"networks": [{}]}', '{"networks": [{"rows": [{"seeds": []}]}]}'])
+def test_a_damaged_file_is_not_read_back(content: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(content)
+    with pytest.raises(FileError, match="file must be a"):
+        read_comparison(tmp_path / "file")
 
 
 def test_what_was_refused_and_other_seeds_are_run(recipe: Path, known: Path, tmp_path: Path) -> None:

@@ -205,10 +205,10 @@ The files, in the data's way; each imports only from files above it:
     comparison/
         contenders.py    every registered method, and its experiment at a budget
         jobs.py          one method, one seed, one folder
-        known.py         what a file says of jobs whose folders are gone
         cluster.py       the same on Ray
         timing.py        milliseconds of all in the engine
         table.py         what was found, as a table and as JSON
+        known.py         that file read back, also for jobs whose folders are gone
         plot.py          accuracy against MACs and milliseconds
         compare.py       compare(recipes, methods, macs) -> Comparison
         command.py       its command line

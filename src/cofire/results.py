@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cofire.comparison.known import read_comparison
 from cofire.errors import CofireError, FileError
 from cofire.experiments.reproduce import add_result, reproduce
 from cofire.files.atomic import read_json, write_text
@@ -28,6 +29,7 @@ DOCUMENTS = {
     "docs/shift.md": ("shift",),
     "docs/engine.md": ("engine",),
     "docs/floors.md": ("floors",),
+    "docs/compare.md": ("compare",),
 }
 """Document -> the tables between its markers."""
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
@@ -100,6 +102,8 @@ def _table(name: str, root: Path) -> str:
         return _engine(root / "results" / "bench_latency.json")
     if name == "floors":
         return _floors(root / "results" / "bench_floors.json")
+    if name == "compare":
+        return read_comparison(root / "results" / "compare_resnet20.json").to_markdown()
     if name in MEASURED:
         measured = MEASURED[name].read("short", root / "recipes", root / "results")
         return MEASURED[name].table(measured).to_markdown() if measured else ""

@@ -1,4 +1,4 @@
-"""Rows that a comparison file has already: its run folders may be gone, or on another machine."""
+"""Comparison files read back: whole, and for a comparison that goes on where run folders are gone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 from cofire.comparison.contenders import contenders
 from cofire.comparison.jobs import Outcome
+from cofire.comparison.table import Comparison, Network, Row
 from cofire.errors import ConfigError, FileError, unknown
-from cofire.experiments.recipes import Experiment, differing
+from cofire.experiments.recipes import Experiment, differing, parse_experiment
 from cofire.files.atomic import read_table
+
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,39 @@ class Known:
         return found
 
 
+def read_comparison(path: str | Path) -> Comparison:
+    """The comparison in a file that `compare` has written.
+
+    Raises:
+        FileError: the file is missing or damaged.
+    """
+    networks = read_table(Path(path), "networks")["networks"]
+    try:
+        return Comparison(networks=[_network(network) for network in networks])
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+
+
+def _network(found: Mapping[str, Any]) -> Network:
+    rows = [
+        Row(
+            method=row["method"],
+            sort=row["sort"],
+            outcomes=_outcomes(row),
+            time=row["time"],
+            not_timed=row["not_timed"],
+            timed_on=row["timed_on"],
+        )
+        for row in found["rows"]
+    ]
+    base = parse_experiment(found["recipe"])
+    return Network(base=base, macs=found["macs"], dense=found["dense"], rows=rows, timing=found["timing"])
+
+
+def _outcomes(row: Mapping[str, Any]) -> dict[int, Outcome]:
+    return {int(seed): Outcome(**outcome) for seed, outcome in row["seeds"].items()}
+
+
 def read_known(path: str | Path, base: Experiment, macs: float) -> Known:
     """The comparison in a file that `compare` has written, for the same recipe and budget.
 
@@ -55,20 +91,17 @@ def read_known(path: str | Path, base: Experiment, macs: float) -> Known:
     networks = read_table(path, "networks")["networks"]
     try:
         named = {network["recipe"]["name"]: network for network in networks}
-        if base.name not in named:
-            raise FileError(f"{path} must hold a comparison under the recipe {base.name!r}, got {sorted(named)}")
-        network = named[base.name]
-        differs = [*(["macs"] if network["macs"] != macs else []), *differing(base, network["recipe"])]
-        found = {row["method"]: row for row in network["rows"]}
-        outcomes = {
-            method: {int(seed): Outcome(**outcome) for seed, outcome in row["seeds"].items()}
-            for method, row in found.items()
-        }
-        timing = network["timing"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path} must be a comparison.json of cofire compare: {error!r}") from error
+        network = named.get(base.name)
+        differs, found = [], {}
+        if network is not None:
+            differs = [*(["macs"] if network["macs"] != macs else []), *differing(base, network["recipe"])]
+            found = {row["method"]: row for row in network["rows"]}
+        outcomes = {method: _outcomes(row) for method, row in found.items()}
+        timing = network and network["timing"]
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+    if network is None:
+        raise FileError(f"{path} must hold a comparison under the recipe {base.name!r}, got {sorted(named)}")
     if differs:
         raise FileError(
             f"{path} holds another comparison of {base.name!r} (it differs in {', '.join(differs)}), whose rows do not "
@@ -78,6 +111,10 @@ def read_known(path: str | Path, base: Experiment, macs: float) -> Known:
         if method not in contenders():
             raise _stranger(path, method)
     return Known(outcomes=outcomes, rows=found, timing=timing)
+
+
+def _damaged(path: str | Path, error: Exception) -> FileError:
+    return FileError(f"{path} must be a comparison.json of cofire compare: {error!r}")
 
 
 def _stranger(path: Path, method: str) -> ConfigError:

@@ -90,7 +90,7 @@ def compare(folder: Path) -> None:
     recipe = folder.with_name("compared.toml")
     recipe.write_text(recipe.with_name("recipe.toml").read_text())
     options = [f"backbone.weights={dense}", "train.epochs=1", "train.distill=0.5"]
-    cofire.compare([recipe], methods="SFP,FBS", out=folder, overrides=options, rounds=0)
+    cofire.compare([recipe], methods="SFP,FTWT", out=folder, overrides=options, rounds=0)
 
 
 TASKS: dict[str, Callable[[Path], None]] = {

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest
 import torch
@@ -16,9 +16,14 @@ from torch import Tensor, nn
 from cofire import (
     FBS,
     LCS,
+    AbstractMethod,
     CGNet,
     ConfigError,
+    Decision,
+    GateConfig,
     Recipe,
+    Site,
+    Step,
     compare,
     cost,
     create_backbone,
@@ -28,6 +33,7 @@ from cofire import (
     gate,
     load,
     register_criterion,
+    register_method,
     trace,
 )
 from cofire.comparison import contenders
@@ -35,6 +41,7 @@ from cofire.comparison.contenders import Contender, at_budget, chosen
 from cofire.comparison.table import Comparison, Row
 from cofire.experiments.recipes import BudgetPart, as_table, read_experiment, read_run
 from cofire.experiments.runs import eval_run, gate_config, read_sets
+from cofire.gates import base as gates_base
 from cofire.gates.base import gate_types
 from cofire.pruning import PruneConfig, prune_types
 from cofire.pruning import base as pruning_base
@@ -146,8 +153,40 @@ def test_what_training_aims_at_follows_from_the_budget() -> None:
 
 
 def test_a_budget_that_no_knob_meets_says_so(recipe: Path) -> None:
-    with pytest.raises(ConfigError, match=r"macs=0\.001 cannot be reached: with density = 0\.01, 0\.\d+ of the MACs"):
-        at_budget(contenders()["FBS"], read_experiment(recipe), 0.001)
+    with pytest.raises(ConfigError, match=r"macs=0\.001 cannot be reached: with ratio = 0\.01, 0\.\d+ of the MACs"):
+        at_budget(contenders()["FTWT"], read_experiment(recipe), 0.001)
+
+
+def test_a_number_of_ones_own_is_turned_until_the_gates_cost_the_budget(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates_base, "_methods", dict(gates_base._methods))
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class First(GateConfig):
+        part: float = 1.0
+
+        @property
+        def knob(self) -> str:
+            return "part"
+
+    @final
+    @register_method(First)
+    class FirstFilters(AbstractMethod):
+        def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
+            kept_O = torch.arange(site.filters) < self.config.part * site.filters
+            return Decision(None, kept_O.to(x_BIHW.dtype).expand(len(x_BIHW), -1))
+
+        def loss(self, step: Step) -> Tensor:
+            return torch.zeros(())
+
+    base = read_experiment(recipe)
+    turned = at_budget(contenders()["First"], base, 0.5).gate
+    gated = gate(load(str(base.backbone.weights)).eval(), turned)
+    sets = read_sets(base)
+    with torch.no_grad():
+        gated(sets.train.normalise(sets.train.pixels(torch.arange(4))))
+    assert float(1 - gated.cost().reduction("executed+heads").mean()) == pytest.approx(0.5, abs=0.05)  # 8 to 32 filters
 
 
 # Runs

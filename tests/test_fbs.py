@@ -13,7 +13,8 @@ from small import tiny_images, tiny_plain
 from torch import nn
 
 import cofire
-from cofire import FBS, ConfigError, Recipe, evaluate, fit, gate
+from cofire import FBS, ConfigError, Recipe, evaluate, fit, gate, signatures
+from cofire.gates.targets import largest
 
 
 def net() -> Net:
@@ -25,6 +26,37 @@ def test_exactly_the_share_of_filters_runs_for_every_image(density: float, kept:
     gated = gate(net(), FBS(density=density, always=True), input_shape=SHAPE)
     gated(images(7))
     assert gated.masks["one"].sum(1).tolist() == [kept] * 7
+
+
+def test_a_signature_says_how_many_run_in_its_groups() -> None:
+    plain = tiny_plain()
+    wanted = signatures.uniform(plain, FBS(), 0.5) | {"layer1.0.conv1": 3}
+    gated = gate(plain, FBS(signature=wanted, lowering=2)).eval()
+    gated(next(iter(tiny_images(5).loader(5)))[0])
+    assert {name: set(mask_BO.sum(1).tolist()) for name, mask_BO in gated.masks.items()} == {
+        name: {k} for name, k in wanted.items()
+    }
+    gated.train().gates.on_epoch(0, 5)
+    assert gated.gates.kept(gated.gates.sites["layer1.0.conv1"]) == math.ceil((16 + 3) / 2)  # halfway down
+    with pytest.raises(ConfigError, match=r"FBS.signature must name every group, got none for 'conv1'"):
+        gate(plain, FBS(signature={}))
+
+
+@pytest.mark.parametrize("macs", [0.3, 0.5, 0.62])
+def test_one_share_of_all_groups_meets_a_budget_within_a_point(macs: float) -> None:
+    model = cofire.create_backbone("resnet20").eval()
+    signature = signatures.uniform(model, FBS(), macs=macs)
+    gated = gate(model, FBS(signature=signature))
+    generator = torch.Generator().manual_seed(7)
+    drawn = {
+        name: largest(torch.rand(200, gated.gates.sites[name].filters, generator=generator), k)
+        for name, k in signature.items()
+    }
+    heads = {name: gated.gates.head_macs(site) for name, site in gated.gates.sites.items()}
+    executed = 1 - cofire.cost(gated.graph, drawn, heads=heads).reduction("executed+heads")
+    assert float(executed.mean()) == pytest.approx(macs, abs=0.01)
+    kept = [k / gated.gates.sites[name].filters for name, k in signature.items()]
+    assert max(kept) - min(kept) <= 1 / 16 + 1e-9  # one share, but for one filter of the narrowest group
 
 
 def test_the_output_is_the_definition_with_gamma_replaced() -> None:

@@ -244,11 +244,12 @@ def test_a_fixed_number_of_filters_for_a_budget(tmp_path: Path) -> None:
     "signature",
     [
         {"kind": "uniform", "keep": 0.5},
+        {"kind": "uniform", "macs": 0.5},
         {"kind": "taylor", "macs": 0.5},
         {"kind": "mass", "macs": 0.5},
         {"kind": "file", "path": "signature.json"},
     ],
-    ids=lambda part: part["kind"],
+    ids=lambda part: "-".join(map(str, part.values())),
 )
 def test_a_signature_is_worked_out(signature: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -380,7 +381,7 @@ def test_a_description_that_cannot_be_read_is_another_run(tmp_path: Path) -> Non
         (tiny(data={"name": "digits", "val": "test"}), 'val = "test" would select on the test set'),
         (tiny(gate=None, budget={"macs": 0.5}), r"\[budget\] sets thresholds of gates: it needs a section \[gate\]"),
         (tiny(budget={"macs": 1.5}), r"\[budget\] macs is the share of MACs that remains and must be in \(0, 1\)"),
-        (tiny(signature={"kind": "uniform"}), r"\[signature\] kind 'uniform' needs the key 'keep'"),
+        (tiny(signature={"kind": "uniform"}), r"\[signature\] kind 'uniform' needs the key 'keep' or 'macs'"),
         (
             tiny(signature={"kind": "file", "path": "x"}, gate=None),
             r"\[signature\] needs a \[gate\] of a method that takes a signature",

@@ -33,6 +33,17 @@ def test_uniform_keeps_a_share_of_every_group_and_at_least_one_filter() -> None:
     assert set(signatures.uniform(tiny_plain(), FTWT(), 1e-6).values()) == {1}
 
 
+def test_uniform_meets_a_budget_or_keeps_a_share_but_not_both() -> None:
+    model = tiny_plain()
+    signature = signatures.uniform(model, FTWT(), macs=0.6)
+    gated = gate(model, FTWT(signature=signature, select="top")).eval()
+    gated(next(iter(tiny_images(4).loader(4)))[0])
+    assert 0.57 <= float(1 - gated.cost().reduction("executed+heads").mean()) <= 0.6
+    for keep, macs in ((None, None), (0.5, 0.5)):
+        with pytest.raises(ConfigError, match=f"needs either keep or macs, got keep={keep} and macs={macs}"):
+            signatures.uniform(model, FTWT(), keep, macs=macs)
+
+
 def test_a_signature_fixes_the_number_of_filters_of_every_sample() -> None:
     signature = signatures.uniform(tiny_plain(), FTWT(), 0.25)
     gated = gate(tiny_plain(), FTWT(signature=signature))

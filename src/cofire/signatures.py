@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,24 +16,47 @@ from cofire.data.feeding import AnyLoader, first_images
 from cofire.errors import ConfigError, FileError
 from cofire.files.atomic import read_json, write_json
 from cofire.gates.base import Decision, Foretelling, GateConfig
-from cofire.gates.gating import gate
+from cofire.gates.gating import GatedModel, gate
 from cofire.gates.targets import largest
 from cofire.graph.cost import cost
 from cofire.pruning.allocation import within_budget
 from cofire.pruning.taylor import taylor_scores
 
 Signature = dict[str, int]
-IMAGES = 512
+IMAGES = 512  # that are looked at
+DRAWN = 64  # that stand for images nobody has looked at
 
 
 def uniform(
-    model: nn.Module, config: GateConfig, keep: float, input_shape: tuple[int, int, int] | None = None
+    model: nn.Module,
+    config: GateConfig,
+    keep: float | None = None,
+    input_shape: tuple[int, int, int] | None = None,
+    *,
+    macs: float | None = None,
 ) -> Signature:
-    """The same share ``keep`` in (0, 1] of every group's filters, at least one; ``input_shape`` as in ``gate``."""
-    if not 0.0 < keep <= 1.0:
-        raise ConfigError(f"keep must be in (0, 1], got {keep}")
-    groups = gate(model, config, input_shape=input_shape).units.groups
-    return {name: max(1, round(keep * units[-1].out_channels)) for name, units in groups.items()}
+    """The same share of every group's filters, at least one: the share ``keep``, or that for which ``macs`` remain.
+
+    One share is a coarse knob, for it changes all groups at once. So where one more filter in each is too much,
+    ``macs`` adds them group by group. It is counted as if each group drew its filters for each image.
+
+    Args:
+        keep: share of the filters, in (0, 1]; or
+        macs: share of the MACs that remains, heads included, in (0, 1).
+        input_shape: as in ``gate``.
+    """
+    gated = gate(model, config, input_shape=input_shape)
+    sizes = {name: units[-1].out_channels for name, units in gated.units.groups.items()}
+    if keep is not None and macs is None:
+        if not 0.0 < keep <= 1.0:
+            raise ConfigError(f"keep must be in (0, 1], got {keep}")
+        return {name: max(1, round(keep * size)) for name, size in sizes.items()}
+    if macs is None or keep is not None:
+        raise ConfigError(f"signatures.uniform needs either keep or macs, got keep={keep} and macs={macs}")
+    by_place = {name: -torch.arange(size, dtype=torch.float64) / size for name, size in sizes.items()}
+    generator = torch.Generator().manual_seed(0)
+    anyhow = {name: torch.rand(DRAWN, size, generator=generator) for name, size in sizes.items()}
+    return _counts(within_budget(by_place, macs, partial(_remaining, gated, anyhow)))
 
 
 def taylor(
@@ -62,8 +86,7 @@ def taylor(
             cost(gated.graph, {name: mask_O[None] for name, mask_O in masks.items()}).reduction("executed")
         )
 
-    kept = within_budget(taylor_scores(gated, loader), macs, remaining)
-    return {name: int(mask.sum()) for name, mask in kept.items()}
+    return _counts(within_budget(taylor_scores(gated, loader), macs, remaining))
 
 
 def mass(
@@ -95,15 +118,19 @@ def mass(
         for batch in first_images(loader, IMAGES):
             gated(batch)
     activity = {name: torch.cat(parts).double() for name, parts in found.items()}
-    heads = {name: gated.gates.head_macs(site) for name, site in gated.gates.sites.items()}
-
-    def remaining(masks: Mapping[str, Tensor]) -> float:
-        kept = {name: largest(activity[name], int(mask_O.sum())) for name, mask_O in masks.items()}
-        return 1 - float(cost(gated.graph, kept, heads=heads).reduction("executed+heads").mean())
-
     left_by_stronger = {name: _left(activity_BO) for name, activity_BO in activity.items()}
-    chosen = within_budget(left_by_stronger, macs, remaining)
-    return {name: int(mask_O.sum()) for name, mask_O in chosen.items()}
+    return _counts(within_budget(left_by_stronger, macs, partial(_remaining, gated, activity)))
+
+
+def _counts(masks: Mapping[str, Tensor]) -> Signature:
+    return {name: int(mask_O.sum()) for name, mask_O in masks.items()}
+
+
+def _remaining(gated: GatedModel, activity: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> float:
+    """Share of the MACs that remains where of each image's filters as many run as the masks have, the most active."""
+    kept = {name: largest(activity[name], int(mask_O.sum())) for name, mask_O in masks.items()}
+    heads = {name: gated.gates.head_macs(site) for name, site in gated.gates.sites.items()}
+    return 1 - float(cost(gated.graph, kept, heads=heads).reduction("executed+heads").mean())
 
 
 def _left(activity_BO: Tensor) -> Tensor:

@@ -92,7 +92,8 @@ def at_budget(contender: Contender, base: Experiment, macs: float) -> Experiment
     if config.knob == "threshold":
         return dataclasses.replace(base, name=name, gate=config, budget=BudgetPart(macs=macs))
     if config.knob == "signature":
-        return dataclasses.replace(base, name=name, gate=config, signature=SignaturePart(kind="mass", macs=macs))
+        signature = SignaturePart(kind="mass" if config.foretold else "uniform", macs=macs)
+        return dataclasses.replace(base, name=name, gate=config, signature=signature)
     if config.knob == "target":  # an earlier epoch may not have come to it yet
         base = dataclasses.replace(base, train=dataclasses.replace(base.train, select="last"))
     if config.knob is not None:

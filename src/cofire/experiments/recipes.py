@@ -66,8 +66,8 @@ class SignaturePart:
     """``[signature]``: a fixed number of filters per group in place of the mass.
 
     Args:
-        kind: ``uniform`` (needs ``keep``), ``taylor`` or ``mass`` (need ``macs``) or ``file`` (needs ``path``); see
-            `cofire.signatures`.
+        kind: ``uniform`` (needs ``keep`` or ``macs``), ``taylor`` or ``mass`` (need ``macs``) or ``file`` (needs
+            ``path``); see `cofire.signatures`.
     """
 
     kind: Literal["uniform", "taylor", "mass", "file"]
@@ -76,9 +76,10 @@ class SignaturePart:
     path: str | None = None
 
     def __post_init__(self) -> None:
-        needed = {"uniform": "keep", "taylor": "macs", "mass": "macs", "file": "path"}[self.kind]
-        if getattr(self, needed) is None:
-            raise ConfigError(f"[signature] kind {self.kind!r} needs the key {needed!r}")
+        needed = {"uniform": ("keep", "macs"), "taylor": ("macs",), "mass": ("macs",), "file": ("path",)}[self.kind]
+        if sum(getattr(self, key) is not None for key in needed) != 1:
+            keys = " or ".join(repr(key) for key in needed)
+            raise ConfigError(f"[signature] kind {self.kind!r} needs the key {keys}")
 
 
 @dataclass(frozen=True, kw_only=True)

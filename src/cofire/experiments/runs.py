@@ -160,8 +160,7 @@ def gate_config(experiment: Experiment, model: nn.Module, sets: Sets) -> GateCon
     if part is None:
         return config
     if part.kind == "uniform":
-        assert part.keep is not None
-        signature = signatures.uniform(model, config, part.keep, sets.train.shape)
+        signature = signatures.uniform(model, config, part.keep, sets.train.shape, macs=part.macs)
     elif part.kind == "taylor":
         assert part.macs is not None
         images = _ranking_images(experiment, sets)

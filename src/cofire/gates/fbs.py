@@ -7,6 +7,7 @@ saliency in this image, runs, and the saliency takes the place of the norm's fac
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, final
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from cofire.errors import ConfigError
 from cofire.files.strict import check
 from cofire.gates.base import AbstractMethod, Decision, GateConfig, LinearHead, Step, register_method
-from cofire.gates.targets import largest
+from cofire.gates.targets import largest, signature_of
 from cofire.graph.graph import Graph
 from cofire.graph.placement import Filter, place
 from cofire.graph.tracing import norm_activates
@@ -31,11 +32,13 @@ class FBS(GateConfig):
 
     Args:
         density: share of each group's filters that runs, in (0, 1]; the same for every image, so the cost is too.
-        lowering: epochs over which the share falls from 1 to ``density``; in evaluation it is ``density`` at once.
+        signature: filters that run in each group, in place of ``density``; see ``cofire.signatures``.
+        lowering: epochs over which the number of filters falls from all to these; in evaluation it is these at once.
         sparsity: weight of the saliencies' sum in the loss.
     """
 
     density: float = 0.5
+    signature: Mapping[str, int] | None = None
     lowering: int = 0
     sparsity: float = 1e-8
 
@@ -48,11 +51,11 @@ class FBS(GateConfig):
 
     @property
     def label(self) -> str:
-        return f"FBS d = {self.density:g}"
+        return f"FBS d = {self.density:g}" if self.signature is None else "FBS, fixed k"
 
     @property
     def knob(self) -> str:
-        return "density"
+        return "signature"
 
 
 class FBSGate(nn.Module):
@@ -78,7 +81,8 @@ class FBSMethod(AbstractMethod):
     def __init__(self, config: FBS, graph: Graph) -> None:
         super().__init__(config, graph)
         self.hold({name: FBSGate(site) for name, site in self.sites.items()})
-        self.density = 1.0 if config.lowering else config.density  # of training, which may still be on its way down
+        self.finals = {name: _final(site, config) for name, site in self.sites.items()}
+        self.lowered = 0.0 if config.lowering else 1.0  # how far training is on its way down
 
     @classmethod
     def place(cls, graph: Graph, config: FBS, filter_fn: Filter | None) -> Graph:
@@ -98,7 +102,8 @@ class FBSMethod(AbstractMethod):
 
     def kept(self, site: Site) -> int:
         """How many filters run now, at least one."""
-        return _kept(site, self.density if self.training else self.config.density)
+        share = self.finals[site.name] / site.filters
+        return _ceil(site, 1.0 - (1.0 - share) * self.lowered) if self.training else self.finals[site.name]
 
     def decide(self, site: Site, x_BIHW: Tensor) -> Decision:
         gate = self[site.name]
@@ -111,19 +116,23 @@ class FBSMethod(AbstractMethod):
         return self.config.sparsity * torch.stack([g_BO.sum(1).mean() for g_BO in saliencies]).sum()
 
     def on_epoch(self, epoch: int, epochs: int) -> None:
-        done = min(1.0, (epoch + 1) / self.config.lowering) if self.config.lowering else 1.0
-        self.density = 1.0 - (1.0 - self.config.density) * done
+        self.lowered = min(1.0, (epoch + 1) / self.config.lowering) if self.config.lowering else 1.0
 
     def lower(self, site: Site) -> LinearHead:
         gate = self[site.name]
         weight, bias = gate.linear.weight, gate.linear.bias
-        top = _kept(site, self.config.density)
+        top = self.finals[site.name]
         return LinearHead(weight=weight, bias=bias, pool="abs", top=top, scale=True, shift=gate.beta)
 
 
-def _kept(site: Site, density: float) -> int:
-    """ceil(density O): products such as 0.7 * 10 must not become 8 by rounding."""
-    return math.ceil(round(density * site.filters, 6))
+def _final(site: Site, config: FBS) -> int:
+    """How many of a site's filters run when nothing is lowered any more."""
+    return signature_of(config.signature, site, "FBS") or _ceil(site, config.density)
+
+
+def _ceil(site: Site, share: float) -> int:
+    """ceil(share O): products such as 0.7 * 10 must not become 8 by rounding."""
+    return math.ceil(round(share * site.filters, 6))
 
 
 def _move(given: Tensor | nn.Module | None, taker: Tensor, leave: float) -> None:

@@ -19,7 +19,7 @@ from cofire.gates.gating import gate
 from cofire.gates.heads import InnerMap, PoolingHead
 from cofire.gates.losses import felt_later, mask_bce
 from cofire.gates.pooling import peak
-from cofire.gates.targets import activity, largest, mass_levels, nested, top_target
+from cofire.gates.targets import activity, largest, mass_levels, nested, signature_of, top_target
 from cofire.graph.graph import Graph
 from cofire.graph.placement import Filter, explained, place
 from cofire.graph.units import Site, Unit
@@ -125,7 +125,7 @@ class FTWTGate(nn.Module):
     def __init__(self, site: Site, config: FTWT) -> None:
         super().__init__()
         self.fixed = site.name in (config.fixed or {})
-        self.k = None if self.fixed else _kept(site, config)
+        self.k = None if self.fixed else signature_of(config.signature, site, "FTWT")
         if self.fixed:
             return
         self.head = PoolingHead(
@@ -356,14 +356,3 @@ def _two_maps(units: Sequence[Unit], config: FTWT) -> int:
     """MACs of a group's head of two maps."""
     features = units[0].in_channels * (2 if config.pool == "both" else 1)
     return (features + units[-1].out_channels) * (config.rank or config.hidden)
-
-
-def _kept(site: Site, config: FTWT) -> int | None:
-    if config.signature is None:
-        return None
-    if site.name not in config.signature:
-        raise ConfigError(f"FTWT.signature must name every group, got none for {site.name!r}")
-    k = config.signature[site.name]
-    if not 1 <= k <= site.filters:
-        raise ConfigError(f"FTWT.signature[{site.name!r}] must be in 1..{site.filters}, got {k}")
-    return k

@@ -6,7 +6,7 @@ Shapes: B samples, O filters, R ratios. ``activity_BO`` is each filter's largest
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Literal
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cofire.errors import ConfigError, TrainingError
 from cofire.gates.pooling import peak, trough
+from cofire.graph.units import Site
 
 _BITS = 0x7FFFFFFF  # all bits of a float32 but the sign
 
@@ -55,6 +56,18 @@ def largest(values_BO: Tensor, k: int) -> Tensor:
         return torch.zeros_like(values_BO).scatter(1, first_BK, torch.ones_like(values_BO)[:, :k]) > 0.5
     order_BO = values_BO.sort(dim=1, descending=True, stable=True).indices
     return torch.zeros_like(values_BO, dtype=torch.bool).scatter_(1, order_BO[:, :k], True)
+
+
+def signature_of(signature: Mapping[str, int] | None, site: Site, who: str) -> int | None:
+    """How many of a site's filters a signature lets run; None without one."""
+    if signature is None:
+        return None
+    if site.name not in signature:
+        raise ConfigError(f"{who}.signature must name every group, got none for {site.name!r}")
+    k = signature[site.name]
+    if not 1 <= k <= site.filters:
+        raise ConfigError(f"{who}.signature[{site.name!r}] must be in 1..{site.filters}, got {k}")
+    return k
 
 
 def mass_target(activity_BO: Tensor, ratio: float, *, floor: int = 1, tolerance: float = 0.0) -> Tensor:

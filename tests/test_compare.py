@@ -38,6 +38,7 @@ from cofire import (
 )
 from cofire.comparison import contenders
 from cofire.comparison.contenders import Contender, at_budget, chosen
+from cofire.comparison.plot import spread
 from cofire.comparison.table import Comparison, Row
 from cofire.experiments.recipes import BudgetPart, as_table, read_experiment, read_run
 from cofire.experiments.runs import eval_run, gate_config, read_sets
@@ -268,6 +269,13 @@ def test_the_figure_names_every_method_in_both_panels(made: tuple[Comparison, Pa
     for name, row in rows(made[0]).items():
         shown = len(re.findall(rf">{name}<", drawn))
         assert shown == (2 if row.time else 1), name
+
+
+def test_names_beside_the_figure_lie_a_line_apart_around_their_dots() -> None:
+    assert spread([1.0, 5.0], 2.0) == [1.0, 5.0]
+    assert spread([4.0, 4.0, 4.0], 2.0) == [2.0, 4.0, 6.0]
+    assert spread([0.0, 3.0, 4.0], 2.0) == [0.0, 2.5, 4.5]
+    assert spread([], 1.0) == []
 
 
 def test_a_finished_comparison_is_read_and_other_methods_join_it(made: tuple[Comparison, Path], recipe: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 from small import ROOT
 from test_cli import Cofire
 
+from cofire.analysis.drawing import to_svg
 from cofire.experiments.recipes import read_experiment
 from cofire.experiments.runs import train_experiment
-from cofire.results import DOCUMENTS, floors_tables, written
+from cofire.results import DOCUMENTS, FIGURE, drawn, floors_tables, written
 
 FILES = sorted((ROOT / "results").rglob("*.json"))
 RECIPE = """# Tiny.
@@ -36,6 +37,11 @@ def cofire(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def test_documents_show_exactly_what_the_result_files_say(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     assert written(document, ROOT) == text, "run: cofire results table --write"
+
+
+def test_the_figure_of_the_comparison_shows_what_its_file_says() -> None:
+    shown = (ROOT / FIGURE).read_bytes()
+    assert to_svg(drawn(ROOT), Path(FIGURE).stem) == shown, "run: cofire results table --write"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

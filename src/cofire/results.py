@@ -8,17 +8,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cofire.analysis.drawing import write_figure
 from cofire.comparison.known import read_comparison
+from cofire.comparison.plot import plot
 from cofire.errors import CofireError, FileError
 from cofire.experiments.reproduce import add_result, reproduce
 from cofire.files.atomic import read_json, write_text
 from cofire.measured import MEASURED
 from cofire.shell import AsJson, show
 from cofire.text import markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger("cofire")
 
@@ -32,6 +37,7 @@ DOCUMENTS = {
     "docs/compare.md": ("compare",),
 }
 """Document -> the tables between its markers."""
+FIGURE, COMPARISON = "docs/images/compare_resnet20.svg", "results/compare_resnet20.json"
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
 
 _SMALL = 0.02  # share of an engine's time below which ops are not a row of their own
@@ -62,13 +68,17 @@ def table(
     root: Root = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """Print the tables of all documents, made of what is in results/; with --write, put them in their places."""
+    """Print the tables of all documents, made of what is in results/; with --write, put them and the figure in their
+    places.
+    """
     made, damaged = {}, 0
     for document, names in DOCUMENTS.items():
         try:
             made[document] = tables(names, root)
             if write:
                 write_text(root / document, written(document, root))
+            if write and "compare" in names:
+                write_figure(drawn(root), root / FIGURE)
         except CofireError as error:
             logger.warning("%s is left as it is: %s", document, error)
             damaged += 1
@@ -90,6 +100,11 @@ def written(document: str, root: Path) -> str:
     return f"{before}{BEGIN}{note}\n{tables(DOCUMENTS[document], root)}\n{END}{after}"
 
 
+def drawn(root: Path) -> Figure:
+    """The figure of the comparison."""
+    return plot(read_comparison(root / COMPARISON).networks[0])
+
+
 def tables(names: Sequence[str], root: Path) -> str:
     """Tables by name, as Markdown; those of which nothing was run are left out."""
     return "\n\n".join(filter(None, (_table(name, root) for name in names)))
@@ -103,7 +118,7 @@ def _table(name: str, root: Path) -> str:
     if name == "floors":
         return _floors(root / "results" / "bench_floors.json")
     if name == "compare":
-        return read_comparison(root / "results" / "compare_resnet20.json").to_markdown()
+        return read_comparison(root / COMPARISON).to_markdown()
     if name in MEASURED:
         measured = MEASURED[name].read("short", root / "recipes", root / "results")
         return MEASURED[name].table(measured).to_markdown() if measured else ""

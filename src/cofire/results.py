@@ -38,6 +38,8 @@ DOCUMENTS = {
 }
 """Document -> the tables between its markers."""
 FIGURE, COMPARISON = "docs/images/compare_resnet20.svg", "results/compare_resnet20.json"
+LATENCIES = {"AMD EPYC, Zen 5": "bench_latency_zen5.json", "AMD EPYC, Zen 4": "bench_latency.json"}
+"""Machine -> what `benchmarks/latency.py` found there."""
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
 
 _SMALL = 0.02  # share of an engine's time below which ops are not a row of their own
@@ -114,7 +116,7 @@ def _table(name: str, root: Path) -> str:
     if name == "summary":
         return _summary(root / "results")
     if name == "engine":
-        return _engine(root / "results" / "bench_latency.json")
+        return "\n\n".join(_engine(machine, root / "results" / file) for machine, file in LATENCIES.items())
     if name == "floors":
         return _floors(root / "results" / "bench_floors.json")
     if name == "compare":
@@ -197,11 +199,11 @@ def _milliseconds(bench: dict[str, Any], key: str, point: int = 0) -> tuple[list
     return dense, ["", "", *(least(True, precision, point) for precision in precisions)]
 
 
-def _engine(path: Path) -> str:
-    """What `benchmarks/latency.py` found; bold: within its limit."""
+def _engine(machine: str, path: Path) -> str:
+    """What `benchmarks/latency.py` found on one machine; bold: within its limit."""
     found = read_json(path)
     try:
-        networks = found["networks"]
+        networks, commit = found["networks"], found["provenance"]["commit"]
         shares = sorted({row["macs"] for found in networks.values() for row in found["rows"]}, reverse=True)
         rows = []
         for name, found in networks.items():
@@ -215,7 +217,8 @@ def _engine(path: Path) -> str:
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FileError(f"{path} is damaged: {error!r}") from error
     costs = [f"{100 * share:.0f} % of MACs" for share in shares[1:]]
-    return markdown(["network, pixels", "precision", "dense", *costs, "against"], rows)
+    table = markdown(["network, pixels", "precision", "dense", *costs, "against"], rows)
+    return f"{machine}, commit {commit[:7]}:\n\n{table}"
 
 
 def _ratio(row: dict[str, Any]) -> str:

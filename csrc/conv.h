@@ -43,7 +43,7 @@ class Upcoming {
         if (count_ == 0) return;
         Stretch& now = stretches_[count_ - 1];
 #pragma GCC unroll 32
-        for (int line = 0; line < kLines; ++line) __builtin_prefetch(now.begin + line * 16, 0, 2);
+        for (int line = 0; line < kLines; ++line) __builtin_prefetch(now.begin + line * 16);
         now.begin += kLines * 16, now.size -= kLines * 16;
         if (now.size <= 0) --count_;
     }

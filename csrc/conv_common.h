@@ -29,12 +29,6 @@ inline int64_t odd_lines(int64_t n) {
     return (lines | 1) * kLine;
 }
 
-// Filters that gemm takes best at a time for n pixels. Of a single vector of sums each, no more than six: their
-// addresses would take more registers than there are.
-inline int best_rows(const Kernels& kernels, int n) {
-    return n > kernels.lanes ? kernels.rows : std::min(kernels.rows, 6);
-}
-
 // n things in as few groups of at most `most` as possible, of nearly one size: 13 in sixes is 5 + 4 + 4, which keeps
 // the multipliers busier than 6 + 6 + 1.
 inline int group_size(int left, int most) {

@@ -164,7 +164,7 @@ class Gemm final : public AbstractConv {
         const int n = at_once ? lines.length : (lines.count - 1) * lines.pitch + lines.length;
         int64_t macs = 0;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f, best_rows(kernels_, n));
+            size = group_size(filters.end - f, kernels_.rows);
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             macs += int64_t(size) * table.nk * lines.count * lines.length;
@@ -226,8 +226,8 @@ class Im2col final : public AbstractConv {
           plain_(lies_as_output(op, x, y)),
           pixels_(plain_ || y.w >= kNarrow ? std::vector<int>() : pixels_of(op, x, y)),
           weights_(op, x, y, arena),
-          width_(kernels.vectors * kernels.lanes),
           over_(y.area() % kernels.lanes <= 4 && y.area() > kernels.lanes ? y.area() % kernels.lanes : 0),
+          width_(int(std::min<int64_t>(kernels.vectors * kernels.lanes, up(y.area() - over_, kernels.lanes)))),
           panels_((y.area() - over_ + width_ - 1) / width_) {}
 
     Stretch weights() const override { return weights_.all(); }
@@ -300,7 +300,7 @@ class Im2col final : public AbstractConv {
         const bool last = panels.end == panels_;
         const int begin = panels.begin * width_, end = last ? y_.area() : panels.end * width_;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f, best_rows(kernels_, y_.area() - over_));
+            size = group_size(filters.end - f, kernels_.rows);
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             for (int panel = panels.begin; panel < panels.end; ++panel) {
@@ -326,7 +326,7 @@ class Im2col final : public AbstractConv {
     const bool plain_;               // inputs lie as outputs do
     const std::vector<int> pixels_;  // see pixels_of; empty for maps that are not narrow
     const WeightRows weights_;
-    const int width_, over_, panels_;  // columns of a panel, columns left over, panels
+    const int over_, width_, panels_;  // columns left over, columns of a panel, panels
 };
 
 }  // namespace

@@ -68,21 +68,88 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
         for (int v = 0; v < Vectors; ++v) end(r, v * kLanes, sum[r][v]);
 }
 
+// Two numbers of a list, none of them below zero, by one load.
+struct Two {
+    uint64_t both;
+
+    explicit Two(const int* p) { __builtin_memcpy(&both, p, sizeof(both)); }
+    int64_t first() const { return int64_t(both & 0xffffffffu); }
+    int64_t second() const { return int64_t(both >> 32); }
+};
+
+// Rows that the next call will read, some lines of a cache at a time, all of them by the time this one has ended.
+template <int Rows>
+class Fetching {
+   public:
+    Fetching(const float* const* ahead, const int* wk, int nk, int times)
+        : ahead_(ahead), column_(nk > 0 ? wk[0] / kLine * kLine : 0) {
+        if (!ahead || times <= 0) return;
+        left_ = int((wk[nk - 1] - column_) / kLine + 1) * Rows;
+        each_ = (left_ + times - 1) / times;
+    }
+
+    void go_on() {
+        if (left_ <= 0) return;
+        left_ -= each_;
+        for (int i = 0; i < each_; ++i) {
+            fetch_weights(ahead_[row_] + column_);
+            if (++row_ == Rows) row_ = 0, column_ += kLine;
+        }
+    }
+
+   private:
+    const float* const* const ahead_;
+    int64_t column_;
+    int row_ = 0, left_ = 0, each_ = 0;
+};
+
+// A single vector of pixels needs a load for each product, so that those of the lists count.
+template <int Rows, class End>
+void lone_tile(const float* const* w, const int* wk, const int* xk, int nk, const float* x, End end,
+               const float* const* ahead) {
+    vec sum[Rows] = {};
+    const float* row[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) row[r] = w[r], end.prepare(r);
+    Fetching<Rows> fetching(ahead, wk, nk, nk / 2);
+    int k = 0;
+    for (; k + 2 <= nk; k += 2) {
+        const Two columns(wk + k), places(xk + k);
+        const vec one = load(x + places.first()), other = load(x + places.second());
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) sum[r] += splat(row[r][columns.first()]) * one;
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) sum[r] += splat(row[r][columns.second()]) * other;
+        fetching.go_on();
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+        if (k < nk) sum[r] += splat(row[r][wk[k]]) * load(x + xk[k]);
+        end(r, 0, sum[r]);
+    }
+}
+
 // How many vectors fit this many rows best: they keep the FMA units busy and the sums in registers.
 constexpr int wide(int rows) {
     constexpr int sums = kTileRows * kTileVectors;
     return rows == 1 ? 8 : rows == 2 ? 5 : rows == 3 ? sums / 4 : sums / rows;
 }
 
+// Tiles of nearly one width: one left over with a single vector would load a weight for each product.
 template <int Rows, int Vectors, bool Far, class End>
 void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, End end,
              const float* const* ahead) {
+    const int vectors = (n + kLanes - 1) / kLanes, tiles = (vectors + Vectors - 1) / Vectors;
+    const int fewer = tiles * Vectors - vectors;  // tiles that do with a vector less
     int i = 0;
-    for (; n - i > (Vectors - 1) * kLanes; i += Vectors * kLanes, ahead = nullptr)
-        tile<Rows, Vectors, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
     if constexpr (Vectors > 1) {
-        constexpr int fewer = Vectors > 4 ? 3 : Vectors - 1;
-        if (i < n) rows_of<Rows, fewer, Far>(w, wk, xk, nk, x + i, n - i, end.at(i), ahead);
+        if (fewer > tiles) return rows_of<Rows, Vectors - 1, Far>(w, wk, xk, nk, x, n, end, ahead);
+        for (int t = 0; t < tiles - fewer; ++t, i += Vectors * kLanes, ahead = nullptr)
+            tile<Rows, Vectors, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+        for (int t = 0; t < fewer; ++t, i += (Vectors - 1) * kLanes, ahead = nullptr)
+            tile<Rows, Vectors - 1, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+    } else {
+        for (; i < n; i += kLanes, ahead = nullptr) tile<Rows, 1, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
     }
 }
 
@@ -91,7 +158,10 @@ void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int 
              const float* const* ahead) {
     if constexpr (Rows > 1)
         if (rows < Rows) return gemm_of<Rows - 1, Far, End>(w, rows, wk, xk, nk, x, n, end, ahead);
-    rows_of<Rows, wide(Rows), Far>(w, wk, xk, nk, x, n, end, ahead);
+    if (n <= kLanes)
+        lone_tile<Rows>(w, wk, xk, nk, x, end, ahead);
+    else
+        rows_of<Rows, wide(Rows), Far>(w, wk, xk, nk, x, n, end, ahead);
 }
 
 }  // namespace

@@ -107,7 +107,9 @@ bool is_depthwise(const Op& op, Shape x, Shape y) { return op.groups > 1 && op.g
 
 bool is_not_depthwise(const Op& op, Shape x, Shape y) { return !is_depthwise(op, x, y); }
 
-bool has_few_pixels(const Op& op, Shape, Shape y) { return op.groups == 1 && y.area() <= kFewPixels; }
+bool has_few_pixels(const Op& op, Shape x, Shape y) {
+    return op.groups == 1 && (y.area() <= kFewPixels || (x.c >= 4 * kLine && fits_dots(op, x, y)));
+}
 
 // Copies of every tap's inputs are worth their memory on small maps; without taps there is nothing to copy twice.
 bool has_few_columns(const Op& op, Shape x, Shape y) {

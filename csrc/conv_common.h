@@ -18,7 +18,10 @@ std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, 
 std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 
-constexpr int kFewPixels = 4;  // the largest map that make_dot takes
+constexpr int kFewPixels = 4;  // the largest map that make_dot takes with any number of inputs
+
+// Whether make_dot takes pixels' inputs side by side: they fill cache lines, and are little more with their paddings.
+bool fits_dots(const Op& op, Shape x, Shape y);
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 

@@ -42,6 +42,11 @@ struct Ending {
     float* peak[kMaxRows];
 };
 
+// A tap of a kernel, and the pixel that it meets, counted from the first that is read.
+struct Tap {
+    int number, pixel;
+};
+
 // The microkernels of one instruction set: "v3" and so on, the kernel set that an
 // engine is made with.
 struct Kernels {
@@ -75,6 +80,15 @@ struct Kernels {
     // time, which memory gives faster than one. `ahead`: the rows (as many) of the next call.
     void (*dot)(const float* const* w, int rows, int nk, const float* x, int64_t ldx, int count, float* out,
                 int64_t ldo, const float* const* ahead);
+
+    // to[i][r * ldo + lane] = what each lane of a vector finds of the products of w[r] with pixel i over all taps,
+    // added to what is there if `adds`; r < rows, at most 6, i < pixels, at most 4. Inputs of a pixel, and weights of a
+    // tap, are `length` floats side by side, whole cache lines.
+    void (*dots)(const float* const* w, int rows, const Tap* taps, int count, int length, const float* const* x,
+                 int pixels, bool adds, float* const* to, int64_t ldo);
+    // to[i] = the sum of the lanes of vector i < n of x, in an order of their own; to may be x. Up to kSlack floats
+    // more are read and written.
+    void (*add_lanes)(const float* x, int n, float* to);
 
     // out[r * ldo] = sum over k of w[r][k] * x[k], r < rows, as dot does; each row is followed by that of the next
     // call.

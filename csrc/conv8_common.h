@@ -17,6 +17,11 @@ bool fits_winograd8(const Op& op, const Quantized& quantized, Shape x, Shape y);
 
 constexpr int kLine8 = 64;  // bytes of a cache line
 
+alignas(kLine8) constexpr uint32_t kNothing[kLine8 / 4] = {};  // a word that is missing, for a vector of pixels
+
+// Filters that Kernels8::gemm takes best at a time for n pixels.
+inline int best_rows8(const Kernels8& kernels, int n) { return n > kernels.lanes ? kernels.rows : kernels.tall_rows; }
+
 // An ending without filters.
 inline Ending8 ending_of(const Quantized& q) {
     Ending8 ending{};

@@ -38,6 +38,7 @@ class Gemm8 final : public AbstractConv8 {
                 phases_[phase] = true;
                 at_.push_back(kx * pitch_ + (int64_t(phase) * lines_read_ + dy / op.stride.h) * width_);
             }
+        pairs_ = kernels.pair && lines_ == all && y.area() <= kernels.lanes;
     }
 
     Stretch weights() const override { return weights_.all(); }
@@ -57,11 +58,14 @@ class Gemm8 final : public AbstractConv8 {
     }
 
    private:
-    int64_t packed_room() const { return up(int64_t(4) * words_ * copies_ * pitch_, kLine8); }
+    int64_t word_pitch() const { return copies_ * pitch_; }  // to the next word of inputs
+    int64_t packed_room() const { return up(int64_t(4) * (words_ + int(pairs_)) * word_pitch(), kLine8); }
+    int64_t pair_room() const { return pairs_ ? 2 * up(4 * word_pitch(), kLine8) : 0; }
     int64_t row_room() const { return up(4 * int64_t(taps_) * words_, kLine8) + kSlack8; }
     int64_t zeros_room() const { return has_few_vectors() ? up(x_.area(), kLine8) + kSlack8 : 0; }
     int64_t own_room() const {
-        return LiveInputs::room(inputs_) + (kernels_.rows + kMostColumns8) * row_room() + zeros_room();
+        return LiveInputs::room(inputs_) + (kernels_.tall_rows + kMostColumns8) * row_room() + pair_room() +
+               zeros_room();
     }
 
     bool has_few_vectors() const { return y_.area() <= kFewVectors8 * kernels_.lanes; }
@@ -88,13 +92,15 @@ class Gemm8 final : public AbstractConv8 {
         for (int line = 0; line < y_.area() / width_; line += lines_) {
             const int lines = std::min(lines_, y_.area() / width_ - line);
             if (line > 0) member.meet();  // nobody reads the last block any more
-            for (int word = packs.begin; word < packs.end; ++word)
-                pack(x, zeros, live, word, line, lines, packed + int64_t(word) * copies_ * pitch_);
+            for (int word = packs.begin; word < packs.end && !pairs_; ++word)
+                pack(x, zeros, live, word, line, lines, packed + word * word_pitch());
+            if (pairs_) pack_pairs(x, zeros, live, words, packed, zeros - pair_room(), member);
             member.meet();
-            Walk8 walk{packed, at_.data(), taps_, words, copies_ * pitch_};
-            fill_columns(walk, lines * width_, reinterpret_cast<uint32_t*>(rows_room + kernels_.rows * row_room()));
+            Walk8 walk{packed, at_.data(), taps_, words, word_pitch(), pairs_};
+            fill_columns(walk, lines * width_,
+                         reinterpret_cast<uint32_t*>(rows_room + kernels_.tall_rows * row_room()));
             for (int f = mine.begin, size; f < mine.end; f += size) {
-                size = group_size(mine.end - f, kernels_.rows);
+                size = group_size(mine.end - f, best_rows8(kernels_, lines * width_));
                 const int* filters = call.out + out.begin + f;
                 const uint32_t* rows[kMaxRows8];
                 for (int r = 0; r < size; ++r) {
@@ -150,6 +156,22 @@ class Gemm8 final : public AbstractConv8 {
         }
     }
 
+    // All words of a map of one vector, two by two; `room` for two of them.
+    void pack_pairs(const uint8_t* x, const uint8_t* zeros, const LiveInputs& live, int words, uint32_t* packed,
+                    uint8_t* room, const Member& member) const {
+        uint32_t *one = reinterpret_cast<uint32_t*>(room), *other = one + pair_room() / 8;
+        const int lines = y_.area() / width_, n = int(word_pitch());
+        const Range mine = member.share((words + 1) / 2);
+        for (int pair = mine.begin; pair < mine.end; ++pair) {
+            pack(x, zeros, live, 2 * pair, 0, lines, one);
+            if (2 * pair + 1 < words)
+                pack(x, zeros, live, 2 * pair + 1, 0, lines, other);
+            else
+                std::fill_n(other, n, 0u);
+            kernels_.pair(one, other, n, packed + 2 * pair * word_pitch());
+        }
+    }
+
     // Of n pixels the last few as columns, if there are few enough over.
     void fill_columns(Walk8& walk, int n, uint32_t* to) const {
         const int over = n % kernels_.lanes, words = walk.taps * walk.words;
@@ -175,6 +197,7 @@ class Gemm8 final : public AbstractConv8 {
     std::vector<bool> phases_;  // of the stride: whether some tap reads it
     int lines_, lines_read_;    // output lines of a block, and lines that it reads of each phase
     int64_t pitch_;             // words of a copy
+    bool pairs_;                // whether the map fills no more than a vector, see Kernels8::pair
     std::vector<int64_t> at_;   // where each tap lies
 };
 

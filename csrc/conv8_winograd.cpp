@@ -33,6 +33,9 @@ class Winograd8 final : public AbstractConv8 {
         rows_ = down_;
         while (rows_ > 1 && inputs_size(rows_) > kInputs8) --rows_;
         rows_ = group_size(down_, rows_);
+        pairs_ = kernels.wino_pairs && rows_ * across_ <= kernels.lanes;
+        for (int row = 0; kernels.wino_finish && row < down_; row += rows_)
+            maps_.push_back(map_of(row, std::min(rows_, down_ - row)));
     }
 
     Stretch weights() const override { return weights_.all(); }
@@ -53,6 +56,7 @@ class Winograd8 final : public AbstractConv8 {
             if (block.row > 0) member.meet();  // nobody reads the last block any more
             transform_inputs(call, block, member.share(block.words));
             member.meet();
+            if (pairs_) pair_words(block, member);
             if (has_column(block)) fill_columns(block);
             const int most = chunk_size();
             for (int f = mine.begin, size; f < mine.end; f += size) {
@@ -78,13 +82,16 @@ class Winograd8 final : public AbstractConv8 {
         uint32_t* columns = nullptr;  // (position, word) of the last tile, if it has a vector for itself
         int32_t* products = nullptr;  // (filter, position, tile)
 
-        // An odd number of lines, so that positions do not fall on each other in the cache.
-        int64_t position() const { return (words | 1) * pitch; }
+        int64_t position() const { return odd_words(words) * pitch; }
     };
+
+    // With room for the last one's partner; and an odd number of lines, so that positions do not fall on each other in
+    // the cache.
+    static int64_t odd_words(int words) { return (words + 1) | 1; }
 
     // Words of a position's tiles, to whole vectors; one may run over from the last tile row.
     int64_t pitch(int rows) const { return odd_lines(int64_t(rows) * across_ + (flat_ ? 0 : kernels_.lanes - 1)); }
-    int64_t inputs_size(int rows) const { return kPositions * 4 * (words_ | 1) * pitch(rows); }
+    int64_t inputs_size(int rows) const { return kPositions * 4 * odd_words(words_) * pitch(rows); }
     int64_t inputs_room() const { return inputs_size(rows_); }
     int64_t lines_room() const {
         const int64_t inputs = (10 * rows_ + 2) * wino_pitch8(across_),
@@ -97,11 +104,40 @@ class Winograd8 final : public AbstractConv8 {
     int chunk_size() const {
         const int64_t products = kProducts8 / products_of_filter();
         const int64_t weights = kWeights8 / (kPositions * 4 * weights_pitch());
-        return int(std::max<int64_t>(std::min(products, weights) / kernels_.rows, 1)) * kernels_.rows;
+        return int(std::max<int64_t>(std::min(products, weights) / kernels_.pair_rows, 1)) * kernels_.pair_rows;
     }
     int64_t own_room() const {
         return LiveInputs::room(x_.c) + lines_room() + packed_room() +
                chunk_size() * (kPositions * 4 * weights_pitch() + products_of_filter()) + kSlack8 + columns_room();
+    }
+
+    // Where the tiles of a block go.
+    struct Map {
+        std::vector<TileVector8> vectors;
+        std::vector<Piece8> pieces;
+    };
+
+    Map map_of(int row, int rows) const {
+        Map map;
+        const int columns = y_.w - 4 * (across_ - 1), lanes = kernels_.lanes;
+        for (int first = 0; first < rows * across_; first += lanes) {
+            TileVector8 vector{0, 0, 0, int(map.pieces.size()), 0};
+            for (int lane = 0, tiles; lane < std::min(lanes, rows * across_ - first); lane += tiles) {
+                const int tile = first + lane, tile_y = row + tile / across_, tile_x = tile % across_;
+                tiles = std::min({across_ - tile_x, lanes - lane, rows * across_ - tile});
+                const bool right = tile_x + tiles == across_, bottom = tile_y == down_ - 1;
+                const uint32_t some = ((1u << tiles) - 1) << lane;
+                const int bytes = 4 * tiles - (right ? 4 - columns : 0);
+                vector.inside |= some;
+                if (right) vector.right |= 1u << (lane + tiles - 1);
+                if (bottom) vector.bottom |= some;
+                map.pieces.push_back({(int64_t(tile_y) * y_.w + tile_x - lane) * 4,
+                                      (bytes < 64 ? (uint64_t(1) << bytes) - 1 : ~uint64_t(0)) << 4 * lane, bottom});
+                ++vector.pieces;
+            }
+            map.vectors.push_back(vector);
+        }
+        return map;
     }
 
     void transform_inputs(const ConvCall8& call, const Block& block, Range mine) const {
@@ -113,6 +149,16 @@ class Winograd8 final : public AbstractConv8 {
                 planes[c] = call.x + int64_t(live.list[std::min(2 * word + c, live.count - 1)]) * x_.area();
             kernels_.wino_input(planes, map, block.lines, block.inputs + word * block.pitch, block.position());
         }
+    }
+
+    void pair_words(const Block& block, const Member& member) const {
+        const Range mine = member.share(kPositions);
+        for (int position = mine.begin; position < mine.end; ++position) {
+            uint32_t* v = block.inputs + position * block.position();
+            for (int k = 0; k < block.words; k += 2, v += 2 * block.pitch)
+                kernels_.pair(v, k + 1 < block.words ? v + block.pitch : kNothing, kernels_.lanes, v);
+        }
+        member.meet();
     }
 
     int64_t columns_room() const { return kPositions * 4 * weights_pitch(); }
@@ -135,16 +181,19 @@ class Winograd8 final : public AbstractConv8 {
         for (int f = 0; f < size; ++f)
             kernels_.wino_weights(weights_.row(filters[f]), weights_.tap_pitch(), live.list, live.count, live.bits,
                                   x_.c, block.packed, block.weights + f * weights, weights_pitch());
+        const int most = pairs_ ? kernels_.pair_rows : kernels_.rows;
         for (int position = 0; position < kPositions; ++position) {
             const uint32_t* inputs = block.inputs + position * block.position();
             for (int f = 0, group; f < size; f += group) {
-                group = group_size(size - f, kernels_.rows);
-                const uint32_t* rows[kMaxRows8];
-                for (int r = 0; r < group; ++r)
-                    rows[r] = block.weights + (f + r) * weights + position * weights_pitch();
-                kernels_.wino_gemm(rows, group, inputs, block.words, block.pitch, block.rows * across_,
-                                   has_column(block) ? block.columns + position * weights_pitch() : nullptr,
-                                   block.products + f * per_filter + position * block.pitch, per_filter);
+                group = group_size(size - f, most);
+                const uint32_t* rows = block.weights + f * weights + position * weights_pitch();
+                int32_t* products = block.products + f * per_filter + position * block.pitch;
+                if (pairs_)
+                    kernels_.wino_pairs(rows, weights, group, inputs, block.words, block.pitch, products, per_filter);
+                else
+                    kernels_.wino_gemm(rows, weights, group, inputs, block.words, block.pitch, block.rows * across_,
+                                       has_column(block) ? block.columns + position * weights_pitch() : nullptr,
+                                       products, per_filter);
             }
             call.upcoming->fetch();
             // A share of the next filters' weights. In a function of its own, which has no effect, it would be left
@@ -152,16 +201,26 @@ class Winograd8 final : public AbstractConv8 {
             const int64_t lines = weights_.row_pitch() / kLine8;
             for (int f = 0; f < std::min(size, more); ++f)
                 for (int64_t l = lines * position / kPositions; l < lines * (position + 1) / kPositions; ++l)
-                    __builtin_prefetch(weights_.row(filters[size + f]) + l * kLine8, 0, 2);
+                    __builtin_prefetch(weights_.row(filters[size + f]) + l * kLine8);
+        }
+        for (int f = 0; f < size; ++f) finish(call, block, filters[f], block.products + f * per_filter);
+    }
+
+    void finish(const ConvCall8& call, const Block& block, int o, const int32_t* products) const {
+        Ending8 ending = ending_of(q_);
+        if (kernels_.wino_finish && !q_.to_float) {
+            const Map& map = maps_[block.row / rows_];
+            end_filter(ending, 0, q_, call, o, y_.area(), 0, q_.bias[o]);
+            return kernels_.wino_finish(products, block.pitch,
+                                        {y_.w, y_.w - 4 * (across_ - 1), y_.h - 4 * (down_ - 1), map.vectors.data(),
+                                         int(map.vectors.size()), map.pieces.data()},
+                                        ending);
         }
         const int first = block.row * 4, lines = std::min(4 * block.rows, y_.h - first);
         int32_t* sums = reinterpret_cast<int32_t*>(block.lines);
-        Ending8 ending = ending_of(q_);
-        for (int f = 0; f < size; ++f) {
-            kernels_.wino_output(block.products + f * per_filter, block.pitch, across_, block.rows, y_.w, sums);
-            end_filter(ending, 0, q_, call, filters[f], y_.area(), first * y_.w, q_.bias[filters[f]]);
-            kernels_.finish(sums, lines * y_.w, ending, 0);
-        }
+        kernels_.wino_output(products, block.pitch, across_, block.rows, y_.w, sums);
+        end_filter(ending, 0, q_, call, o, y_.area(), first * y_.w, q_.bias[o]);
+        kernels_.finish(sums, lines * y_.w, ending, 0);
     }
 
     const Kernels8& kernels_;
@@ -172,7 +231,9 @@ class Winograd8 final : public AbstractConv8 {
     const int words_;          // pairs of inputs
     const bool flat_;          // vectors of tiles go on from one tile row to the next
     const Weights8 weights_;
-    int rows_;  // of tiles in a block
+    int rows_;               // of tiles in a block
+    bool pairs_;             // whether the tiles of a block fill no more than a vector
+    std::vector<Map> maps_;  // of each block
 };
 
 }  // namespace

@@ -64,11 +64,9 @@ double pair_macs(const Kernels8& found) {
     const int n = found.lanes * found.vectors, repeats = kRepeats * kTimes;
     std::vector<uint32_t> x(size_t(kDepth * n + kSlack8)), w(size_t(found.rows * kDepth + kSlack8));
     std::vector<int32_t> out(size_t(found.rows * n));
-    const uint32_t* rows[kMaxRows8] = {};
-    for (int r = 0; r < found.rows; ++r) rows[r] = w.data() + r * kDepth;
     const double seconds = best_seconds(kTries, [&] {
         for (int i = 0; i < repeats; ++i)
-            found.wino_gemm(rows, found.rows, x.data(), kDepth, n, n, nullptr, out.data(), n);
+            found.wino_gemm(w.data(), kDepth, found.rows, x.data(), kDepth, n, n, nullptr, out.data(), n);
     });
     return 2.0 * repeats * found.rows * kDepth * n / seconds;
 }

@@ -23,12 +23,9 @@ void tile(const uint32_t* const* w, const Walk8& walk, int begin, int n, const E
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) sum[r][v] = splat(ending.start[r]);
     }
-    for (int tap = 0, k = 0; tap < walk.taps; ++tap) {
-        const uint32_t* x = walk.x + walk.at[tap] + begin;
-        if (ahead)
-            for (int64_t line = ahead->pitch * tap; line < ahead->pitch * (tap + 1); line += 64)
-                for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead->rows[r] + line, 0, 2);
-        for (const int stop = k + walk.words; k < stop; ++k, x += walk.pitch) {
+    const uint32_t* x = nullptr;
+    const auto walk_to = [&](int k, int stop) __attribute__((always_inline)) {
+        for (; k < stop; ++k, x += walk.pitch) {
             words pixels[Vectors];
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v) pixels[v] = load(x + v * kLanes);
@@ -39,6 +36,21 @@ void tile(const uint32_t* const* w, const Walk8& walk, int begin, int n, const E
                 for (int v = 0; v < Vectors; ++v) sum[r][v] = multiplied(sum[r][v], pixels[v], weight);
             }
         }
+    };
+    const int step = ahead ? walk.words / int((ahead->pitch + 63) / 64) + 1 : 0;
+    for (int tap = 0, k = 0; tap < walk.taps; ++tap) {
+        x = walk.x + walk.at[tap] + begin;
+        const int end = k + walk.words;
+        if (ahead)
+            // A line of each row at a time: memory that is asked for many at once has none for what is needed now.
+            for (int64_t line = ahead->pitch * tap; line < ahead->pitch * (tap + 1); line += 64) {
+                for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead->rows[r] + line);
+                const int stop = k + step < end ? k + step : end;
+                walk_to(k, stop);
+                k = stop;
+            }
+        walk_to(k, end);
+        k = end;
     }
     const int left = n - begin;
     const Rounding rounding = shared;
@@ -55,6 +67,46 @@ void tile(const uint32_t* const* w, const Walk8& walk, int begin, int n, const E
         }
     }
 }
+
+#if defined(__AVX512BW__)
+
+// A single vector of pixels, its inputs in pairs.
+template <int Rows>
+void pairs_of(const uint32_t* const* w, const Walk8& walk, int n, const Ending8& ending, const Rounding& shared,
+              Kept* kept, const Ahead8* ahead) {
+    ints low[Rows] = {}, high[Rows] = {};
+    const uint32_t* row[Rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) row[r] = w[r];
+    const int step = ahead ? walk.words / int((ahead->pitch + 63) / 64) / 2 * 2 + 2 : walk.words;
+    for (int tap = 0, k = 0; tap < walk.taps; ++tap) {
+        const uint32_t* x = walk.x + 2 * walk.at[tap];
+        int64_t line = ahead ? ahead->pitch * tap : 0;
+        for (const int end = k + walk.words; k < end;) {
+            const int stop = k + step < end ? k + step : end;
+            if (ahead && line < ahead->pitch * (tap + 1))
+                for (int r = 0; r < Rows; ++r) __builtin_prefetch(ahead->rows[r] + line);
+            line += 64;
+            for (; k < stop; k += 2, x += 2 * walk.pitch) {
+                const words first = load(x), second = load(x + kLanes);
+#pragma GCC unroll 8
+                for (int r = 0; r < Rows; ++r) {
+                    const words weights = both(row[r] + k);
+                    low[r] = multiplied(low[r], first, weights);
+                    high[r] = multiplied(high[r], second, weights);
+                }
+            }
+            k = stop;
+        }
+    }
+    const Rounding rounding = shared;
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+        finish_some(wrapped(neighbours(low[r], high[r]), splat(ending.start[r])), 0, n, rounding, Filter(ending, r),
+                    kept[r]);
+}
+
+#endif
 
 // How many vectors fit this many rows best.
 constexpr int wide(int rows) {
@@ -107,13 +159,21 @@ void gemm_of(const uint32_t* const* w, int rows, const Walk8& walk, int n, const
         if (rows < Rows) return gemm_of<Rows - 1>(w, rows, walk, n, ending, ahead);
     Kept kept[Rows];
     const Rounding rounding(ending);
-    rows_of<Rows, wide(Rows)>(w, walk, n - walk.column_count, ending, rounding, kept, ahead);
+#if defined(__AVX512BW__)
+    if (walk.pairs)
+        pairs_of<Rows>(w, walk, n, ending, rounding, kept, ahead);
+    else
+#endif
+        if constexpr (Rows > kTileRows)
+        tile<Rows, 1>(w, walk, 0, n, ending, rounding, kept, ahead);
+    else
+        rows_of<Rows, wide(Rows)>(w, walk, n - walk.column_count, ending, rounding, kept, ahead);
     if (walk.column_count > 0) columns_of<Rows>(w, walk, n - walk.column_count, ending, rounding, kept);
     for (int r = 0; r < Rows; ++r) kept[r].end(ending, r);
 }
 
 void gemm(const uint32_t* const* w, int rows, const Walk8& walk, int n, const Ending8& ending, const Ahead8* ahead) {
-    gemm_of<kTileRows>(w, rows, walk, n, ending, ahead);
+    gemm_of<kTallRows>(w, rows, walk, n, ending, ahead);
 }
 
 void finish(const int32_t* sums, int n, const Ending8& ending, int row) {
@@ -122,6 +182,12 @@ void finish(const int32_t* sums, int n, const Ending8& ending, int row) {
     const ints start = splat(sums ? ending.start[row] : 0);
     Kept kept;
     int i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+        ints all[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) all[v] = sums ? wrapped(load(sums + i + v * kLanes), start) : start;
+        finish_vectors<4>(all, i, rounding, filter, kept);
+    }
     for (; i + kLanes <= n; i += kLanes) {
         const ints sum = sums ? wrapped(load(sums + i), start) : start;
         finish_vectors<1>(&sum, i, rounding, filter, kept);
@@ -274,14 +340,19 @@ const Kernels8 kernels8{COFIRE_NAME(COFIRE_ISA),
                         kChannels,
                         kTileRows,
                         kTileVectors,
+                        kTallRows,
+                        kPairRows,
                         interleave,
+                        pair,
                         gather,
                         gemm,
                         dot,
                         wino_input,
                         wino_weights,
                         wino_gemm,
+                        wino_pairs,
                         wino_output,
+                        wino_finish,
                         depthwise,
                         finish,
                         quantize,

@@ -42,9 +42,10 @@ struct Rounding {
         real = real > high ? high : real;
         return ints(real + splat(kRound)) + zero;
     }
-    floats residual(bytes x) const {
-        return __builtin_convertvector(ints(widened(x)) - zero_residual, floats) * residual_multiplier;
+    floats residual(words x) const {
+        return __builtin_convertvector(ints(x) - zero_residual, floats) * residual_multiplier;
     }
+    floats residual(bytes x) const { return residual(widened(x)); }
 };
 struct Filter {
     floats multiplier;

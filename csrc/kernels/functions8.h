@@ -17,9 +17,19 @@ void dot(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t 
 void wino_input(const uint8_t* const* planes, const Tiles8& map, uint32_t* room, uint32_t* v, int64_t position);
 void wino_weights(const int8_t* taps, int64_t row, const int* in, int n, const uint64_t* on, int inputs, int8_t* room,
                   uint32_t* to, int64_t position);
-void wino_gemm(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
+void wino_gemm(const uint32_t* w, int64_t ldw, int rows, const uint32_t* v, int count, int64_t pitch, int n,
                const uint32_t* column, int32_t* out, int64_t ldo);
 void wino_output(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums);
+#if defined(__AVX512BW__)
+void pair(const uint32_t* a, const uint32_t* b, int n, uint32_t* to);
+void wino_pairs(const uint32_t* w, int64_t ldw, int rows, const uint32_t* v, int count, int64_t pitch, int32_t* out,
+                int64_t ldo);
+void wino_finish(const int32_t* products, int64_t position, const Finish8Map& map, const Ending8& ending);
+#else
+constexpr void (*pair)(const uint32_t*, const uint32_t*, int, uint32_t*) = nullptr;
+constexpr void (*wino_pairs)(const uint32_t*, int64_t, int, const uint32_t*, int, int64_t, int32_t*, int64_t) = nullptr;
+constexpr void (*wino_finish)(const int32_t*, int64_t, const Finish8Map&, const Ending8&) = nullptr;
+#endif
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

@@ -9,7 +9,7 @@
 namespace cofire {
 
 constexpr int kSlack8 = 64;     // bytes of room after every array that a kernel walks
-constexpr int kMaxRows8 = 8;    // the most that Kernels8::rows is
+constexpr int kMaxRows8 = 8;    // the most that Kernels8::tall_rows is
 constexpr int kDotPixels8 = 4;  // that Kernels8::dot takes at a time
 
 // Where the sums of some filters go: Quantized in conv8.h has the formula. Pointers are null where there is nothing.
@@ -29,11 +29,14 @@ struct Ending8 {
 // The inputs of a gemm: word k of tap t of pixel i is x[at[t] + k * pitch + i]. The last few pixels, which would fill a
 // vector badly, may lie in columns instead: word t * words + k of the first of these is columns[t * words + k], the
 // next begins column_pitch further on. Columns end on whole vectors, with zeros.
+// In pairs, see Kernels8::pair, word k of tap t of pixel i is x[2 * at[t] + 2 * (k / 2) * pitch + 2 * i + k % 2], and i
+// fills no more than a vector.
 struct Walk8 {
     const uint32_t* x;
     const int64_t* at;
     int taps, words;
     int64_t pitch;
+    bool pairs = false;
     const uint32_t* columns = nullptr;
     int64_t column_pitch = 0;
     int column_count = 0;
@@ -81,6 +84,25 @@ struct Tiles8 {
 // Words of a line that wino_input works on; it has 10 * rows + 2 of them.
 constexpr int64_t wino_pitch8(int across) { return 4 * ((int64_t(across) + 15) / 16 * 16) + 32; }
 
+// Where the pixels of a vector of tiles go. Each of them has four of a line, which are bytes [4 * tile, 4 * tile + 4)
+// of a vector of bytes: one for each of its four lines.
+struct Piece8 {      // tiles of one tile row
+    int64_t at;      // byte 0 of the vector would lie here in a plane; the next line follows `width` further on
+    uint64_t bytes;  // that are written
+    bool bottom;     // whether the tile row is the last, which has `lines` alone
+};
+struct TileVector8 {
+    uint32_t inside;         // the tiles that there are,
+    uint32_t right, bottom;  // the last of their lines, which have `columns` alone, and those of the last tile row
+    int piece, pieces;
+};
+struct Finish8Map {
+    int width, columns, lines;
+    const TileVector8* vectors;
+    int count;
+    const Piece8* pieces;
+};
+
 // Max pooling with a stride of 2 and a kernel of 2 x 2 or 3 x 3.
 struct Pool8Map {
     int height, width, kernel, top, left, out_height, out_width;
@@ -92,10 +114,18 @@ struct Kernels8 {
     int lanes;          // words in a vector
     int channels;       // that share a word: 4 or 2
     int rows, vectors;  // a tile of gemm: filters that a call takes at most, and vectors of pixels that they fit best
+    // Filters that gemm takes at most where the pixels fill no more than a vector, and that wino_pairs does: a sum
+    // waits for the one before it, so that few would leave the multipliers idle.
+    int tall_rows, pair_rows;
 
     // Words of n pixels: to[i] has pixel i * step of each of the planes, which are as many as share a word. Up to
     // `lanes` words more are written.
     void (*interleave)(const uint8_t* const* planes, int step, int n, uint32_t* to);
+
+    // to[2 i] = a[i], to[2 i + 1] = b[i], i < n, a multiple of the lanes; to may be a of a single vector. Inputs of
+    // words 2 k and 2 k + 1 lie so where pixels or tiles fill no more than a vector: one load of weights serves two
+    // vectors then. A word that is missing is zero. Null, and wino_pairs too, where that is no faster.
+    void (*pair)(const uint32_t* a, const uint32_t* b, int n, uint32_t* to);
 
     // Words of the weights row[in[k]], k < n; the last is filled up with zeros. `on` has the bits of the same list, for
     // `inputs` inputs. Returns the sum of the weights, if `sums`, or anything. Up to kSlack8 bytes more are
@@ -123,14 +153,22 @@ struct Kernels8 {
     void (*wino_weights)(const int8_t* taps, int64_t row, const int* in, int n, const uint64_t* on, int inputs,
                          int8_t* room, uint32_t* to, int64_t position);
 
-    // out[r * ldo + t] = sum over k < count of the pairs in w[r][k] * v[k * pitch + t], t < n or more, to whole
+    // out[r * ldo + t] = sum over k < count of the pairs in w[r * ldw + k] * v[k * pitch + t], t < n or more, to whole
     // vectors. `column`: null, or the words of the last tile side by side, where it would have a vector for itself;
     // zeros fill its own last vector.
-    void (*wino_gemm)(const uint32_t* const* w, int rows, const uint32_t* v, int count, int64_t pitch, int n,
+    void (*wino_gemm)(const uint32_t* w, int64_t ldw, int rows, const uint32_t* v, int count, int64_t pitch, int n,
                       const uint32_t* column, int32_t* out, int64_t ldo);
+
+    // The same where the tiles fill no more than a vector, for up to `pair_rows` filters, with inputs in pairs.
+    void (*wino_pairs)(const uint32_t* w, int64_t ldw, int rows, const uint32_t* v, int count, int64_t pitch,
+                       int32_t* out, int64_t ldo);
 
     // Sums of the pixels of tile rows, lines of `width`, from their products at all positions.
     void (*wino_output)(const int32_t* products, int64_t position, int across, int rows, int width, int32_t* sums);
+
+    // The pixels themselves, finished, as bytes: those of filter 0 of an ending. Null where there is nothing faster
+    // than wino_output and finish.
+    void (*wino_finish)(const int32_t* products, int64_t position, const Finish8Map& map, const Ending8& ending);
 
     // One filter of a depthwise conv; null where there is nothing faster than gemm.
     void (*depthwise)(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending);

@@ -15,10 +15,12 @@ namespace COFIRE_ISA {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kTileRows = 6, kTileVectors = 4;  // of 32 registers
+constexpr int kTallRows = 8, kPairRows = 12;
 #else
 constexpr int kTileRows = 6, kTileVectors = 2;  // of 16
+constexpr int kTallRows = kTileRows, kPairRows = kTileRows;
 #endif
-static_assert(kTileRows <= kMaxRows8, "arrays hold kMaxRows8");
+static_assert(kTallRows <= kMaxRows8, "arrays hold kMaxRows8");
 
 #if defined(__AVX512VNNI__)
 constexpr int kChannels = 4;
@@ -89,6 +91,15 @@ inline int32_t largest(ints x) {
 #endif
 }
 
+#if defined(__AVX512BW__)
+// Two words of weights by one load, for all lanes.
+inline words both(const uint32_t* p) {
+    long long two;
+    __builtin_memcpy(&two, p, sizeof(two));
+    return words(_mm512_set1_epi64(two));
+}
+#endif
+
 // Vectors of which the first n <= kLanes lanes count: no memory past them is touched, the other lanes are zero.
 inline bytes load_some(const uint8_t* p, int n) {
 #if defined(__AVX512BW__)
@@ -135,6 +146,29 @@ inline void put(uint8_t* to, const ints* x) {
 
 // Sums wrap around, also in lanes that hold nothing yet.
 inline ints wrapped(ints x, ints y) { return ints(words(x) + words(y)); }
+
+// Elements 0, 2, ... and 1, 3, ... of two vectors as one.
+inline words even(words a, words b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+#elif defined(__AVX__)
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6);
+#endif
+}
+inline words odd(words a, words b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#elif defined(__AVX__)
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+
+// What neighbouring lanes of two vectors add up to, as one.
+inline ints neighbours(ints a, ints b) { return ints(even(words(a), words(b)) + odd(words(a), words(b))); }
 
 // sum + the products of the two channels of 16 bits in words
 inline ints multiplied_pairs(ints sum, words pixels, words weights) {

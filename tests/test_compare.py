@@ -38,7 +38,7 @@ from cofire import (
 )
 from cofire.comparison import contenders
 from cofire.comparison.contenders import Contender, at_budget, chosen
-from cofire.comparison.plot import spread
+from cofire.comparison.plot import lowest, spread
 from cofire.comparison.table import Comparison, Row
 from cofire.experiments.recipes import BudgetPart, as_table, read_experiment, read_run
 from cofire.experiments.runs import eval_run, gate_config, read_sets
@@ -267,8 +267,15 @@ def test_the_json_has_every_result_in_full(made: tuple[Comparison, Path]) -> Non
 def test_the_figure_names_every_method_in_both_panels(made: tuple[Comparison, Path]) -> None:
     drawn = (made[1] / "comparison.svg").read_text()
     for name, row in rows(made[0]).items():
-        shown = len(re.findall(rf">{name}<", drawn))
+        shown = len(re.findall(rf">{name}(?: ↓ [0-9.]+)?<", drawn))
         assert shown == (2 if row.time else 1), name
+
+
+def test_what_is_far_below_the_others_stands_at_the_edge() -> None:
+    assert lowest(90.0, [89.0, 88.0, 87.0]) == 87.0
+    assert lowest(90.0, [89.0, 88.0, 20.0]) == 82.0  # four times the middle drop
+    assert lowest(90.0, [92.0, 91.0, 30.0]) == 30.0  # most gain: there is no usual drop
+    assert lowest(90.0, []) == 90.0
 
 
 def test_names_beside_the_figure_lie_a_line_apart_around_their_dots() -> None:

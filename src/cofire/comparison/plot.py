@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import mean
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from cofire.analysis.drawing import COLOURS, INK, MARKERS, new_figure, styled, tip
@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 _SORTS = ("static", "dynamic")
 _LINES = 26  # of text beside a panel: at one budget all dots stand above each other
+_FAR = 4  # times the middle method's drop: what is further down would press all others together
 
 
 @styled
 def plot(network: Network) -> Figure:
-    """Every method of one network, named; the dense network is the cross."""
+    """Every method of one network, named; the dense network is the cross.
+
+    What lies far below the others stands at the lower edge, with its accuracy beside the name.
+    """
     dense = network.dense["test"]["top1"]
+    top1s = {row.method: 100 * mean(row.values("top1")) for row in network.rows if row.results}
+    edge = lowest(100 * dense, list(top1s.values()))
     times = (network.timing or {"ms": {}})["ms"]
     by_macs = {row.method: 100 * row.reached for row in network.rows if row.results}
     ratios = {row.method: float(row.time["ratio"] or 0) for row in network.rows if row.time is not None}
@@ -41,12 +47,13 @@ def plot(network: Network) -> Figure:
             if row.method not in places:
                 continue
             kind = _SORTS.index(row.sort)
-            top1, x = 100 * mean(row.values("top1")), places[row.method]
+            top1, x = top1s[row.method], places[row.method]
+            height, name = (top1, row.method) if top1 >= edge else (edge, f"{row.method} ↓ {top1:.1f}")
             label_once = row.sort if row.sort not in named else None
-            (dot,) = axes.plot(x, top1, MARKERS[kind], color=COLOURS[kind], label=label_once)
+            (dot,) = axes.plot(x, height, MARKERS[kind], color=COLOURS[kind], label=label_once)
             named.add(row.sort)
             tip(dot, f"{row.method}: top-1 {top1:.2f} %, {x:.3g}")
-            dots[row.method] = (x, top1)
+            dots[name] = (x, height)
         axes.margins(x=0.1, y=0.08)
         _name(axes, dots)
         axes.set_xlabel(label)
@@ -65,6 +72,13 @@ def _name(axes: Axes, dots: Mapping[str, tuple[float, float]]) -> None:
     for (name, dot), height in zip(ranked, heights, strict=True):
         where: Any = ("axes fraction", "data")
         axes.annotate(name, dot, xytext=(1.03, height), textcoords=where, va="center", fontsize=6, arrowprops=line)
+
+
+def lowest(dense: float, top1s: Sequence[float]) -> float:
+    """The lower edge of the accuracies that are shown in their place."""
+    least = min(top1s, default=dense)
+    usual = dense - median(top1s) if top1s else 0.0
+    return max(least, dense - _FAR * usual) if usual > 0 else least
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:

@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "program.h"
 #include "team.h"
+#include "zen5.h"
 
 namespace cofire {
 
@@ -43,7 +44,7 @@ class Upcoming {
         if (count_ == 0) return;
         Stretch& now = stretches_[count_ - 1];
 #pragma GCC unroll 32
-        for (int line = 0; line < kLines; ++line) __builtin_prefetch(now.begin + line * 16);
+        for (int line = 0; line < kLines; ++line) fetch_weights(now.begin + line * 16);
         now.begin += kLines * 16, now.size -= kLines * 16;
         if (now.size <= 0) --count_;
     }

@@ -157,7 +157,7 @@ class Dot8 final : public AbstractConv8 {
                 done += count;
                 for (; fetched < lines * done / y_.area(); ++fetched)
                     for (int r = 0; r < std::min(size, more); ++r)
-                        __builtin_prefetch(memory + filters[size + r] * pitch_ + fetched * kLine8);
+                        fetch_weights(memory + filters[size + r] * pitch_ + fetched * kLine8);
                 int32_t found[kRows8 * kDotPixels8 + 3];
                 kernels_.dot(rows, size, alike.runs.data(), int(alike.runs.size()), walk.row, x, count, found);
                 for (int r = 0; r < size; ++r)

@@ -202,8 +202,7 @@ class Dots final : public AbstractConv {
                 }
                 done += count;
                 for (; fetched < lines * done / y_.area(); ++fetched)
-                    for (int r = 0; r < size; ++r)
-                        __builtin_prefetch(next[r] + int64_t(then) * taps_ + fetched * kLine);
+                    for (int r = 0; r < size; ++r) fetch_weights(next[r] + int64_t(then) * taps_ + fetched * kLine);
                 kernels_.dots(weights, size, alike.taps.data(), int(alike.taps.size()), length, x, count, first > 0, to,
                               sums_pitch());
             }

@@ -164,7 +164,7 @@ class Gemm final : public AbstractConv {
         const int n = at_once ? lines.length : (lines.count - 1) * lines.pitch + lines.length;
         int64_t macs = 0;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f, kernels_.rows);
+            size = group_size(filters.end - f, best_rows(kernels_, n));
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             macs += int64_t(size) * table.nk * lines.count * lines.length;
@@ -300,7 +300,7 @@ class Im2col final : public AbstractConv {
         const bool last = panels.end == panels_;
         const int begin = panels.begin * width_, end = last ? y_.area() : panels.end * width_;
         for (int f = filters.begin, size; f < filters.end; f += size) {
-            size = group_size(filters.end - f, kernels_.rows);
+            size = group_size(filters.end - f, best_rows(kernels_, y_.area() - over_));
             const float *rows[kMaxRows], *ahead[kMaxRows];
             weights_.rows(call, f, size, filters.end, rows, ahead);
             for (int panel = panels.begin; panel < panels.end; ++panel) {

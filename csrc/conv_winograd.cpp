@@ -214,7 +214,7 @@ class Winograd final : public AbstractConv {
     int64_t multiply(const ConvCall& call, Range filters, const Block& block) const {
         const int tiles = block.rows * across_;
         const int64_t per_filter = positions_ * block.ldv;
-        const int most = kernels_.rows;
+        const int most = best_rows(kernels_, tiles);
         const int fit = std::min(std::max(most, int(kProducts / per_filter) / most * most), kFilters);
         int64_t macs = 0;
         for (int begin = filters.begin; begin < filters.end; begin += fit) {

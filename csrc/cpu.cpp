@@ -7,6 +7,8 @@
 #include <cpuid.h>
 #endif
 
+#include "zen5.h"
+
 namespace cofire {
 
 namespace {
@@ -101,6 +103,24 @@ std::vector<std::string> cpu_features() {
     static const std::vector<std::string> features = asked_features();
     return features;
 }
+
+int amd_family(uint32_t leaf1_eax) { return int(leaf1_eax >> 8 & 15) + int(leaf1_eax >> 20 & 255); }
+
+namespace {
+
+bool asked_zen5() {
+#if defined(__x86_64__)
+    uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+    if (!__get_cpuid(0, &eax, &ebx, &ecx, &edx) || ebx != signature_AMD_ebx) return false;
+    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && amd_family(eax) == 26;
+#else
+    return false;
+#endif
+}
+
+}  // namespace
+
+bool is_zen5 = asked_zen5();
 
 std::string machine() {
     std::string text = "unknown CPU";

@@ -26,6 +26,9 @@ std::vector<std::string> features_of(const CpuAnswers& answers);
 // have every instruction set of the level, for the compiler may use any of them.
 bool runs_level(std::string_view level, const std::vector<std::string>& features);
 
+// The family of AMD's CPUs from 15 on, from eax of leaf 1: 25 is Zen 3 and 4, 26 is Zen 5.
+int amd_family(uint32_t leaf1_eax);
+
 // The CPU's model and instruction sets in one line: what a tuning holds for.
 std::string machine();
 

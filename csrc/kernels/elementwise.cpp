@@ -303,7 +303,7 @@ void dots_of_bytes(const int8_t* const* w, int nk, const float* x, float* out, i
     vec sums[Rows][2] = {};
     int k = 0;
     for (; k + kStep <= nk; k += kStep) {
-        for (int r = 0; r < Rows; ++r) __builtin_prefetch(w[r] + k + kFar);
+        for (int r = 0; r < Rows; ++r) fetch_weights(w[r] + k + kFar);
         for (int at = k, half = 0; at < k + kStep; at += kLanes, half ^= 1) {
             const vec inputs = load(x + at);
             for (int r = 0; r < Rows; ++r) sums[r][half] += floats_at(w[r] + at) * inputs;

@@ -35,7 +35,7 @@ struct Finish {
 };
 
 // Rows x Vectors accumulators stay in registers over all of k; weights are broadcast, pixels are vectors.
-template <int Rows, int Vectors, bool Far, class End>
+template <int Rows, int Vectors, bool Far, bool Zen5, class End>
 void tile(const float* const* w, const int* wk, const int* xk, int nk, const float* x, End end,
           const float* const* ahead) {
     vec sum[Rows][Vectors] = {};
@@ -46,7 +46,7 @@ void tile(const float* const* w, const int* wk, const int* xk, int nk, const flo
         const int stop = begin + kLine < nk ? begin + kLine : nk;
         if (ahead)
             for (int column = wk[begin]; column <= wk[stop - 1]; column += kLine)
-                for (int r = 0; r < Rows; ++r) fetch_weights(ahead[r] + column);
+                for (int r = 0; r < Rows; ++r) fetch_weights<Zen5>(ahead[r] + column);
         for (int k = begin; k < stop; ++k) {
             const float* in = x + xk[k];
             const int column = wk[k];
@@ -78,7 +78,7 @@ struct Two {
 };
 
 // Rows that the next call will read, some lines of a cache at a time, all of them by the time this one has ended.
-template <int Rows>
+template <int Rows, bool Zen5>
 class Fetching {
    public:
     Fetching(const float* const* ahead, const int* wk, int nk, int times)
@@ -92,7 +92,7 @@ class Fetching {
         if (left_ <= 0) return;
         left_ -= each_;
         for (int i = 0; i < each_; ++i) {
-            fetch_weights(ahead_[row_] + column_);
+            fetch_weights<Zen5>(ahead_[row_] + column_);
             if (++row_ == Rows) row_ = 0, column_ += kLine;
         }
     }
@@ -104,14 +104,14 @@ class Fetching {
 };
 
 // A single vector of pixels needs a load for each product, so that those of the lists count.
-template <int Rows, class End>
+template <int Rows, bool Zen5, class End>
 void lone_tile(const float* const* w, const int* wk, const int* xk, int nk, const float* x, End end,
                const float* const* ahead) {
     vec sum[Rows] = {};
     const float* row[Rows];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) row[r] = w[r], end.prepare(r);
-    Fetching<Rows> fetching(ahead, wk, nk, nk / 2);
+    Fetching<Rows, Zen5> fetching(ahead, wk, nk, nk / 2);
     int k = 0;
     for (; k + 2 <= nk; k += 2) {
         const Two columns(wk + k), places(xk + k);
@@ -135,41 +135,63 @@ constexpr int wide(int rows) {
     return rows == 1 ? 8 : rows == 2 ? 5 : rows == 3 ? sums / 4 : sums / rows;
 }
 
-// Tiles of nearly one width: one left over with a single vector would load a weight for each product.
+// Tiles as wide as they can be; what is left over has narrower ones.
 template <int Rows, int Vectors, bool Far, class End>
-void rows_of(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, End end,
-             const float* const* ahead) {
+void wide_tiles(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, End end,
+                const float* const* ahead) {
+    int i = 0;
+    for (; n - i > (Vectors - 1) * kLanes; i += Vectors * kLanes, ahead = nullptr)
+        tile<Rows, Vectors, Far, false>(w, wk, xk, nk, x + i, end.at(i), ahead);
+    if constexpr (Vectors > 1) {
+        constexpr int fewer = Vectors > 4 ? 3 : Vectors - 1;
+        if (i < n) wide_tiles<Rows, fewer, Far>(w, wk, xk, nk, x + i, n - i, end.at(i), ahead);
+    }
+}
+
+// Tiles of nearly one width, for Zen 5: one left over with a single vector would load a weight for each product.
+template <int Rows, int Vectors, bool Far, class End>
+void even_tiles(const float* const* w, const int* wk, const int* xk, int nk, const float* x, int n, End end,
+                const float* const* ahead) {
     const int vectors = (n + kLanes - 1) / kLanes, tiles = (vectors + Vectors - 1) / Vectors;
     const int fewer = tiles * Vectors - vectors;  // tiles that do with a vector less
     int i = 0;
     if constexpr (Vectors > 1) {
-        if (fewer > tiles) return rows_of<Rows, Vectors - 1, Far>(w, wk, xk, nk, x, n, end, ahead);
+        if (fewer > tiles) return even_tiles<Rows, Vectors - 1, Far>(w, wk, xk, nk, x, n, end, ahead);
         for (int t = 0; t < tiles - fewer; ++t, i += Vectors * kLanes, ahead = nullptr)
-            tile<Rows, Vectors, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+            tile<Rows, Vectors, Far, true>(w, wk, xk, nk, x + i, end.at(i), ahead);
         for (int t = 0; t < fewer; ++t, i += (Vectors - 1) * kLanes, ahead = nullptr)
-            tile<Rows, Vectors - 1, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+            tile<Rows, Vectors - 1, Far, true>(w, wk, xk, nk, x + i, end.at(i), ahead);
     } else {
-        for (; i < n; i += kLanes, ahead = nullptr) tile<Rows, 1, Far>(w, wk, xk, nk, x + i, end.at(i), ahead);
+        for (; i < n; i += kLanes, ahead = nullptr) tile<Rows, 1, Far, true>(w, wk, xk, nk, x + i, end.at(i), ahead);
     }
 }
 
-template <int Rows, bool Far, class End>
+template <int Rows, bool Far, bool Zen5, class End>
 void gemm_of(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, End end,
              const float* const* ahead) {
     if constexpr (Rows > 1)
-        if (rows < Rows) return gemm_of<Rows - 1, Far, End>(w, rows, wk, xk, nk, x, n, end, ahead);
+        if (rows < Rows) return gemm_of<Rows - 1, Far, Zen5, End>(w, rows, wk, xk, nk, x, n, end, ahead);
     if (n <= kLanes)
-        lone_tile<Rows>(w, wk, xk, nk, x, end, ahead);
+        lone_tile<Rows, Zen5>(w, wk, xk, nk, x, end, ahead);
+    else if constexpr (Zen5)
+        even_tiles<Rows, wide(Rows), Far>(w, wk, xk, nk, x, n, end, ahead);
     else
-        rows_of<Rows, wide(Rows), Far>(w, wk, xk, nk, x, n, end, ahead);
+        wide_tiles<Rows, wide(Rows), Far>(w, wk, xk, nk, x, n, end, ahead);
+}
+
+template <class End>
+void gemm_with(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, End end,
+               const float* const* ahead, bool far) {
+    const auto chosen = is_zen5 ? (far ? gemm_of<kTileRows, true, true, End> : gemm_of<kTileRows, false, true, End>)
+                                : (far ? gemm_of<kTileRows, true, false, End> : gemm_of<kTileRows, false, false, End>);
+    chosen(w, rows, wk, xk, nk, x, n, end, ahead);
 }
 
 }  // namespace
 
 void gemm(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n, float* out,
           int64_t ldo, const float* const* ahead, bool far) {
-    const Store end{out, ldo};
-    (far ? gemm_of<kTileRows, true, Store> : gemm_of<kTileRows, false, Store>)(w, rows, wk, xk, nk, x, n, end, ahead);
+    gemm_with(w, rows, wk, xk, nk, x, n, Store{out, ldo}, ahead, far);
 }
 
 void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk, int nk, const float* x, int n,
@@ -177,7 +199,7 @@ void gemm_finished(const float* const* w, int rows, const int* wk, const int* xk
     vec best[kMaxRows];
     for (int r = 0; r < rows; ++r) best[r] = splat(kLowest);
     const Finish end{ending, Clamp(ending.act), ending.peak[0] ? best : nullptr};
-    (far ? gemm_of<kTileRows, true, Finish> : gemm_of<kTileRows, false, Finish>)(w, rows, wk, xk, nk, x, n, end, ahead);
+    gemm_with(w, rows, wk, xk, nk, x, n, end, ahead, far);
     for (int r = 0; r < rows; ++r) raise(ending.peak[r], best[r]);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../zen5.h"
 #include "kernels.h"
 #include "lanes.h"
 
@@ -30,9 +31,6 @@ inline void store(float* p, vec x) { *reinterpret_cast<vec_anywhere*>(p) = x; }
 inline vec4 load4(const float* p) { return *reinterpret_cast<const vec4_anywhere*>(p); }
 inline void store4(float* p, vec4 x) { *reinterpret_cast<vec4_anywhere*>(p) = x; }
 inline vec splat(float x) { return x - vec{}; }
-// Weights come from far away. The nearest cache takes them: Zen 5 does as good as nothing where the second one is asked
-// for, and memory gives it 17 GB/s instead of 40.
-inline void fetch_weights(const float* p) { __builtin_prefetch(p); }
 // x where it is not below y: keeps the NaN of x
 inline vec max(vec x, vec y) { return x < y ? y : x; }
 inline vec min(vec x, vec y) { return y < x ? y : x; }

@@ -72,6 +72,11 @@ void test_answers() {
     CHECK(features_of({0, 0, 0, 1u << 5, 0}) == Features{"lzcnt"});
 }
 
+// Milan, Genoa, Turin.
+void test_families() {
+    CHECK(amd_family(0x00a00f11) == 25 && amd_family(0x00a10f11) == 25 && amd_family(0x00b00f21) == 26);
+}
+
 // What the compiler's own question says about this machine, for the names that old compilers know.
 void test_this_machine() {
 #if defined(__x86_64__)
@@ -95,6 +100,7 @@ void test_this_machine() {
 int main() {
     cofire::test::test_levels();
     cofire::test::test_answers();
+    cofire::test::test_families();
     cofire::test::test_this_machine();
     return cofire::test::summary();
 }

@@ -454,6 +454,9 @@ int test_all() {
                 if (!engine) continue;
                 check(engine->tuning() == tuning, name + ": tuning");
                 test_engine(*engine, *reference, name);
+                is_zen5 = !is_zen5;
+                test_engine(*engine, *reference, name + " as on another CPU");
+                is_zen5 = !is_zen5;
                 test_not_a_number(*engine, name);
                 test_side_by_side(*engine, name);
                 ++engines;

@@ -14,7 +14,29 @@ from torch import nn
 
 import cofire
 from cofire import FBS, ConfigError, Recipe, evaluate, fit, gate, signatures
+from cofire.experiments.recipes import read_experiment
+from cofire.experiments.runs import build_gated, meet_budget, read_sets
+from cofire.gates.gating import GatedModel
 from cofire.gates.targets import largest
+
+RECIPE = """
+[data]
+name = "synthetic"
+args = {train = 40, test = 10}
+
+[backbone]
+name = "resnet20"
+
+[gate]
+type = "FBS"
+
+[signature]
+kind = "uniform"
+macs = 0.5
+
+[train]
+epochs = 1
+"""
 
 
 def net() -> Net:
@@ -57,6 +79,50 @@ def test_one_share_of_all_groups_meets_a_budget_within_a_point(macs: float) -> N
     assert float(executed.mean()) == pytest.approx(macs, abs=0.01)
     kept = [k / gated.gates.sites[name].filters for name, k in signature.items()]
     assert max(kept) - min(kept) <= 1 / 16 + 1e-9  # one share, but for one filter of the narrowest group
+
+
+def same_filters_everywhere(gated: GatedModel) -> None:
+    """As training may do: the last filters of each group run, for every image."""
+    for gate_O in gated.gates.values():
+        nn.init.zeros_(gate_O.linear.weight)
+        gate_O.linear.bias.data = torch.arange(float(len(gate_O.linear.bias)))
+
+
+@pytest.mark.parametrize("macs", [0.35, 0.5])
+def test_a_trained_signature_is_recounted_for_what_it_leaves(macs: float) -> None:
+    model = cofire.create_backbone("resnet20").eval()
+    signature = signatures.uniform(model, FBS(), macs=macs)
+    gated = gate(model, FBS(signature=signature)).eval()
+    same_filters_everywhere(gated)
+    loader = cofire.data.synthetic(40, (3, 32, 32), classes=10).loader(20)
+
+    def left(signature: signatures.Signature) -> float:
+        again = gate(model, FBS(signature=signature)).eval()
+        again.load_state_dict(gated.state_dict())
+        return 1 - evaluate(again, loader, text="").reduction["executed+heads"]
+
+    assert abs(left(signature) - macs) > 0.01
+    counted = signatures.recounted(gated, loader, macs=macs)
+    assert left(counted) == pytest.approx(macs, abs=0.01)
+    shares = [counted[name] / k for name, k in signature.items()]
+    assert max(shares) - min(shares) < 2 / min(signature.values())  # one factor, but for whole filters
+    with pytest.raises(ConfigError, match="a signature for each group that decides, got FBS d"):
+        signatures.recounted(gate(model, FBS()), loader, macs=macs)
+
+
+def test_a_run_ends_at_its_budget(tmp_path: Path) -> None:
+    path = tmp_path / "budget.toml"
+    path.write_text(RECIPE)
+    experiment = read_experiment(path)
+    sets = read_sets(experiment)
+    gated = build_gated(experiment, sets).eval()
+    assert isinstance(gated, GatedModel)
+    same_filters_everywhere(gated)
+    found = meet_budget(gated, experiment, sets)
+    left = 1 - evaluate(found, sets.train.loader(20), text="").reduction["executed+heads"]
+    assert found is not gated
+    assert left == pytest.approx(0.5, abs=0.01)
+    assert meet_budget(found, experiment, sets) is found  # there is nothing to do any more
 
 
 def test_the_output_is_the_definition_with_gamma_replaced() -> None:

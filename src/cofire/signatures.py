@@ -1,6 +1,7 @@
 """Signatures: how many filters each group keeps, the same for every sample; for configs that have a ``signature``.
 
-``uniform``, ``taylor`` and ``mass`` make one, ``read`` and ``write`` keep it in a JSON file.
+``uniform``, ``taylor`` and ``mass`` make one, ``recounted`` mends that of a trained model, ``read`` and ``write`` keep
+it in a JSON file.
 """
 
 from __future__ import annotations
@@ -120,6 +121,40 @@ def mass(
     activity = {name: torch.cat(parts).double() for name, parts in found.items()}
     left_by_stronger = {name: _left(activity_BO) for name, activity_BO in activity.items()}
     return _counts(within_budget(left_by_stronger, macs, partial(_remaining, gated, activity)))
+
+
+def recounted(gated: GatedModel, loader: AnyLoader, *, macs: float) -> Signature:
+    """A trained model's signature, made smaller or larger by one factor so that ``macs`` remain.
+
+    What is trained together is chosen together. So a signature that was counted before training, when nobody knew which
+    filters would run side by side, may end some points off.
+
+    Args:
+        gated: of a method that runs a fixed number of filters, those with the largest logits.
+        loader: batches of images, with or without labels; the first `IMAGES` are looked at.
+        macs: share of the MACs that remains, heads included, in (0, 1).
+    """
+    kept: Signature = getattr(gated.config, "signature", None) or {}
+    if gated.threshold is not None or set(kept) != set(gated.gates):
+        raise ConfigError(
+            f"signatures.recounted needs a model with a signature for each group that decides, got {gated.config.label}"
+        )
+    found: dict[str, list[Tensor]] = {name: [] for name in gated.gates}
+
+    def watch(name: str, decision: Decision, y_BOHW: Tensor) -> None:
+        assert decision.logits_BO is not None
+        found[name].append(decision.logits_BO)
+
+    gated.eval()
+    with torch.no_grad(), gated.observe(watch):
+        for batch in first_images(loader, IMAGES):
+            gated(batch)
+    logits = {name: torch.cat(parts).double() for name, parts in found.items()}
+    by_place = {
+        name: -torch.arange(1, logits_BO.shape[1] + 1, dtype=torch.float64) / kept[name]
+        for name, logits_BO in logits.items()
+    }
+    return _counts(within_budget(by_place, macs, partial(_remaining, gated, logits)))
 
 
 def _counts(masks: Mapping[str, Tensor]) -> Signature:

@@ -119,6 +119,10 @@ bool has_few_columns(const Op& op, Shape x, Shape y) {
            int64_t(x.c) * taps * y.area() <= kMost;
 }
 
+bool is_pointwise(const Op& op, Shape x, Shape y) {
+    return op.groups == 1 && lies_as_output(op, x, y) && y.area() > kFewPixels;
+}
+
 // Whether kernels have the tiles F(m, taps per phase of the stride).
 bool has_tiles(int m, const Op& op) {
     const int taps = (op.kernel.h + op.stride.h - 1) / op.stride.h;
@@ -143,7 +147,8 @@ const std::vector<ConvAlgorithm>& conv_algorithms() {
         {"wino2", has_small_tiles, make_winograd2},
         {"gemm", is_not_depthwise, make_gemm},
         {"im2col", has_few_columns, make_im2col},
-        {"ref", always, make_reference},
+        {"filters", is_pointwise, make_filters},
+        {"ref", always, make_reference},  // defines what the others must give
     };
     return all;
 }

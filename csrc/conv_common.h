@@ -15,6 +15,7 @@ std::unique_ptr<AbstractConv> make_winograd2(const Kernels& kernels, const Op& o
 std::unique_ptr<AbstractConv> make_winograd4(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 std::unique_ptr<AbstractConv> make_gemm(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 std::unique_ptr<AbstractConv> make_im2col(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
+std::unique_ptr<AbstractConv> make_filters(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 std::unique_ptr<AbstractConv> make_dot(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 std::unique_ptr<AbstractConv> make_depthwise(const Kernels& kernels, const Op& op, Shape x, Shape y, Arena& arena);
 

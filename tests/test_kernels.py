@@ -6,6 +6,7 @@ domain if weights are multiples of its denominators, so algorithms have no excus
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -321,11 +322,28 @@ def test_every_remainder_of_tiles_and_rows(kernel: str) -> None:
             check(Layer(channels, filters, (side, 20 - side)), side, ("some", "all"), kernel, whole=True)
 
 
+@every_kernel_set
+@pytest.mark.parametrize("act", ["relu", "leaky"])
+def test_vectors_of_filters(kernel: str, act: Act) -> None:
+    """Filters that fill no vector, one, some, and lists that come from many of them; blocks of a large map."""
+    point: dict[str, Any] = {"kernel": (1, 1), "padding": (0, 0, 0, 0), "act": act}
+    for filters in (5, 16, 32, 47, 100):
+        for size in ((7, 7), (14, 14), (3, 2), (5, 11)):
+            layer = Layer(19, filters, size, **point)
+            for keeps in itertools.product(KEEPS, KEEPS):
+                check(layer, filters, keeps, kernel, whole=True, algorithms=["filters"])
+    wide = Layer(150, 40, (71, 73), **point)
+    for keeps in (("some", "some"), ("all", "all"), ("all", "some")):
+        assert check(wide, 0, keeps, kernel, whole=True, algorithms=["filters"])
+        assert check(replace(wide, residual="in place"), 1, keeps, kernel, whole=True, algorithms=["filters"])
+
+
 ONE_OF_EACH_KIND = (
     Layer(5, 7, (10, 9)),
     Layer(6, 6, (5, 7), groups=6),
     Layer(6, 4, (7, 5), groups=2, stride=(2, 2)),
     Layer(7, 13, (2, 2), kernel=(1, 1), padding=(0, 0, 0, 0)),
+    Layer(7, 21, (7, 5), kernel=(1, 1), padding=(0, 0, 0, 0)),
 )
 
 
@@ -366,7 +384,7 @@ def test_images_of_a_batch_have_masks_of_their_own(kernel: str) -> None:
     [
         (Layer(6, 6, (14, 14)), {"wino4", "wino2", "gemm", "im2col", "ref"}),
         (Layer(6, 6, (14, 14), stride=(2, 2)), {"gemm", "im2col", "ref"}),
-        (Layer(6, 6, (14, 14), kernel=(1, 1), padding=(0, 0, 0, 0)), {"gemm", "ref"}),
+        (Layer(6, 6, (14, 14), kernel=(1, 1), padding=(0, 0, 0, 0)), {"gemm", "filters", "ref"}),
         (Layer(6, 6, (14, 14), groups=2), {"gemm", "ref"}),
         (Layer(6, 6, (14, 14), groups=6), {"depthwise", "ref"}),
         (Layer(6, 6, (1, 1), kernel=(1, 1), padding=(0, 0, 0, 0)), {"dot", "gemm", "ref"}),

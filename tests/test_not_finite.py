@@ -48,7 +48,7 @@ def run(content: bytes, kernel: str, algorithm: str, x: np.ndarray, threads: int
 CASES = [
     (3, 1, 1, "wino4"), (3, 1, 1, "wino2"), (3, 1, 1, "gemm"), (3, 1, 1, "im2col"), (3, 2, 1, "wino4"),
     (5, 1, 1, "gemm"), (7, 2, 1, "wino4"), (1, 1, 1, "im2col"), (1, 1, 1, "gemm"), (3, 1, 4, "depthwise"),
-    (3, 2, 4, "depthwise"), (5, 1, 4, "depthwise"), (3, 1, 1, "ref"),
+    (3, 2, 4, "depthwise"), (5, 1, 4, "depthwise"), (1, 1, 1, "filters"), (3, 1, 1, "ref"),
 ]  # fmt: skip
 
 

@@ -47,6 +47,36 @@ struct Tap {
     int number, pixel;
 };
 
+// Weights with filters in vectors: that of filter f for input i lies at w[f / lanes * pitch + i * lanes + f % lanes].
+struct Strips {
+    const float* w;
+    int64_t pitch;
+    int count;      // one strip or two
+    const int* in;  // inputs to walk, nk of them
+    int nk;
+    const float* ahead;  // what the next call reads, or null
+    int64_t ahead_size;
+    // Null: strips as they lie. Else filters of the whole conv, whose strips w is: they are picked into `to`.
+    const int* filters;
+    int listed;
+    float* to;
+};
+
+// Pixels [begin, end) of each plane.
+struct Planes {
+    const float* x;
+    int64_t pitch;
+    int begin, end;
+};
+
+// Where pixels of whole strips go: numbers of each filter.
+struct FilterEnding {
+    Act act;  // one that only_clamps
+    const float *factor, *bias;
+    float* const* y;
+    float* best;  // raised to the largest value, or NaN
+};
+
 // The microkernels of one instruction set: "v3" and so on, the kernel set that an
 // engine is made with.
 struct Kernels {
@@ -89,6 +119,10 @@ struct Kernels {
     // to[i] = the sum of the lanes of vector i < n of x, in an order of their own; to may be x. Up to kSlack floats
     // more are read and written.
     void (*add_lanes)(const float* x, int n, float* to);
+
+    // y[f][i] = act(sum * factor[f] + bias[f]), where sum is that over all inputs of the weight of filter f times pixel
+    // i; for the filters f of whole strips, some of which may mean nothing.
+    void (*filters)(const Strips& strips, const Planes& x, const FilterEnding& ending);
 
     // out[r * ldo] = sum over k of w[r][k] * x[k], r < rows, as dot does; each row is followed by that of the next
     // call.

@@ -18,7 +18,7 @@ static inline void fetch_weights(const void* p) { is_zen5 ? fetch_weights<true>(
 
 // Filters that gemm takes best at a time for n pixels. Of a single vector of sums each, Zen 5 needs more to keep both
 // of its multipliers busy; on Zen 4 their addresses take more registers than there are.
-inline int best_rows(const Kernels& kernels, int n) {
+static inline int best_rows(const Kernels& kernels, int n) {
     return n > kernels.lanes || is_zen5 || kernels.rows < 6 ? kernels.rows : 6;
 }
 

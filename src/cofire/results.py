@@ -38,7 +38,11 @@ DOCUMENTS = {
 }
 """Document -> the tables between its markers."""
 FIGURE, COMPARISON = "docs/images/compare_resnet20.svg", "results/compare_resnet20.json"
-LATENCIES = {"AMD EPYC, Zen 5": "bench_latency_zen5.json", "AMD EPYC, Zen 4": "bench_latency.json"}
+LATENCIES = {
+    "AMD EPYC, Zen 5": "bench_latency_zen5.json",
+    "AMD EPYC, Zen 4": "bench_latency.json",
+    "AMD EPYC, Zen 4, held to AVX2": "bench_latency_avx2.json",
+}
 """Machine -> what `benchmarks/latency.py` found there."""
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
 

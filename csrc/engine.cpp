@@ -1,6 +1,8 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -86,6 +88,22 @@ struct Engine::State {
     }
 };
 
+namespace {
+
+// The rows that say something of the image.
+std::vector<int> rows_of(const Program& program, const Head& head) {
+    const int inputs = head.inputs(program.buffers[head.source]);
+    std::vector<int> rows;
+    for (int r = 0; r < head.rows; ++r) {
+        const float* row = head.weight + int64_t(r) * inputs;
+        if (std::any_of(row, row + inputs, [](float w) { return !(std::abs(w) < std::numeric_limits<float>::min()); }))
+            rows.push_back(r);
+    }
+    return rows;
+}
+
+}  // namespace
+
 Engine::Engine(Program program, const std::string& kernel, const std::string& tuning, const Limits& limits) {
     check_work(program, limits);
     const bool reference = kernel == "ref";
@@ -111,6 +129,8 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
             prepared.convs8[i] = make_conv8(algorithm, prepared.kernels8, ops[i],
                                             quantized_of(prepared.program, ops[i]), x, y, prepared.arena);
     }
+    for (const Op& op : ops)
+        prepared.head_rows.push_back(op.decides ? rows_of(prepared.program, op.head) : std::vector<int>());
     for (const Op& op : ops)
         if (!reference)
             prepared.heads8.push_back(op.decides ? head8_of(prepared.program, op.head, prepared.arena) : Head8{});

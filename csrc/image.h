@@ -27,6 +27,7 @@ struct Prepared {
     std::vector<std::unique_ptr<AbstractConv>> convs;    // per op; null where it is no conv
     std::vector<std::unique_ptr<AbstractConv8>> convs8;  // the same for those on bytes
     std::vector<Head8> heads8;                           // per op; empty: heads are walked in float32
+    std::vector<std::vector<int>> head_rows;             // per op: rows of its head that are not zeros alone
 
     Prepared(Program given, const Kernels& set)
         : program(std::move(given)),
@@ -67,6 +68,7 @@ class Image {
     void set_conv_live(const Op& op);
     void decide(int number, const Call& call, int index, const Member& member);
     void evaluate(int number, const Member& member);
+    void multiply_rows(int number, const Member& member);
     void pool_source(int number, const Member& member);
     void choose(const Op& op, float threshold);
     void set_factors(const Op& op, bool from_head);

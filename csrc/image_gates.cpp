@@ -34,38 +34,54 @@ void Image::decide(int number, const Call& call, int index, const Member& member
     member.meet();
 }
 
-// A logit for each filter.
+// A logit for each filter: where a row is zeros alone, its bias.
 void Image::evaluate(int number, const Member& member) {
     const Op& op = prepared_.program.ops[number];
     const Head& head = op.head;
-    const int filters = int(masks_[op.group].on.size()), inputs = head.inputs(shape(head.source));
-    pool_source(number, member);
+    const std::vector<int>& rows = prepared_.head_rows[number];
+    const int filters = int(masks_[op.group].on.size());
+    if (!rows.empty()) pool_source(number, member);
+    if (member.first()) std::fill_n(logits_, head.rows, 0.0f);
     member.meet();
+    if (!rows.empty()) multiply_rows(number, member);
+    member.meet();
+    if (member.first()) {
+        for (int f = 0; f < head.rows && head.bias; ++f) logits_[f] += head.bias[f];
+        if (head.rows < filters) std::fill_n(logits_ + 1, filters - 1, logits_[0]);
+    }
+}
+
+void Image::multiply_rows(int number, const Member& member) {
+    const Head& head = prepared_.program.ops[number].head;
+    const std::vector<int>& rows = prepared_.head_rows[number];
+    const int inputs = head.inputs(shape(head.source));
     // Each member makes the softmax for itself: cheaper than to wait for it.
     float* input = softmax_ + member.thread * wide_;
     std::copy_n(pooled_, inputs, input);
     if (head.softmax) prepared_.kernels.softmax(input, inputs);
     // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
-    const Range mine = member.share(head.rows);
+    const Range mine = member.share(int(rows.size()));
     const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
     const Head8* bytes = prepared_.heads8.empty() ? nullptr : &prepared_.heads8[number];
     for (int f = mine.begin; f < mine.begin + apart; ++f) {
         const int size = std::min(kStreams, (mine.end - f + apart - 1) / apart);
-        const auto row = [&](int s) { return int64_t(f + s * apart) * inputs; };
+        const auto row = [&](int s) { return rows[f + s * apart]; };
+        float found[kStreams];
         if (bytes && bytes->weight) {
-            const int8_t* rows[kStreams];
-            for (int s = 0; s < size; ++s) rows[s] = bytes->weight + row(s);
-            prepared_.kernels.dot_bytes(rows, size, inputs, input, &logits_[f], apart);
-            for (int s = 0; s < size; ++s) logits_[f + s * apart] *= bytes->factor[f + s * apart];
+            const int8_t* weights[kStreams];
+            for (int s = 0; s < size; ++s) weights[s] = bytes->weight + int64_t(row(s)) * inputs;
+            prepared_.kernels.dot_bytes(weights, size, inputs, input, found, 1);
+            for (int s = 0; s < size; ++s) logits_[row(s)] = found[s] * bytes->factor[row(s)];
             continue;
         }
-        const float *rows[kStreams], *ahead[kStreams];
-        for (int s = 0; s < size; ++s) rows[s] = head.weight + row(s), ahead[s] = rows[s] + inputs;
-        prepared_.kernels.dot(rows, size, inputs, input, 0, 1, &logits_[f], apart, ahead);
+        const float *weights[kStreams], *ahead[kStreams];
+        for (int s = 0; s < size; ++s) {
+            weights[s] = head.weight + int64_t(row(s)) * inputs;
+            ahead[s] = head.weight + int64_t(rows[std::min(f + s * apart + 1, int(rows.size()) - 1)]) * inputs;
+        }
+        prepared_.kernels.dot(weights, size, inputs, input, 0, 1, found, 1, ahead);
+        for (int s = 0; s < size; ++s) logits_[row(s)] = found[s];
     }
-    for (int f = mine.begin; f < mine.end && head.bias; ++f) logits_[f] += head.bias[f];
-    member.meet();
-    if (head.rows < filters && member.first()) std::fill_n(logits_ + 1, filters - 1, logits_[0]);
 }
 
 // The head's input; channels that are not live enter as 0.

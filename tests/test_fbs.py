@@ -14,8 +14,9 @@ from torch import nn
 
 import cofire
 from cofire import FBS, ConfigError, Recipe, evaluate, fit, gate, signatures
+from cofire.experiments.budgets import meet_budget
 from cofire.experiments.recipes import read_experiment
-from cofire.experiments.runs import build_gated, meet_budget, read_sets
+from cofire.experiments.runs import build_gated, read_sets
 from cofire.gates.gating import GatedModel
 from cofire.gates.targets import largest
 
@@ -118,11 +119,11 @@ def test_a_run_ends_at_its_budget(tmp_path: Path) -> None:
     gated = build_gated(experiment, sets).eval()
     assert isinstance(gated, GatedModel)
     same_filters_everywhere(gated)
-    found = meet_budget(gated, experiment, sets)
+    found = meet_budget(gated, experiment, sets.train, sets.val)
     left = 1 - evaluate(found, sets.train.loader(20), text="").reduction["executed+heads"]
     assert found is not gated
     assert left == pytest.approx(0.5, abs=0.01)
-    assert meet_budget(found, experiment, sets) is found  # there is nothing to do any more
+    assert meet_budget(found, experiment, sets.train, sets.val) is found  # there is nothing to do any more
 
 
 def test_the_output_is_the_definition_with_gamma_replaced() -> None:

@@ -180,16 +180,21 @@ def largest_of(weights: list[float], top: int, pixel: float = 1.0) -> list[int]:
 
 
 def test_top_takes_the_largest_logits_and_of_equal_ones_the_first() -> None:
-    nan, infinite = float("nan"), float("inf")  # infinite times [0, -1, 0, 1]: NaN, -inf, NaN, inf
+    nan, infinite = (
+        float("nan"),
+        float("inf"),
+    )  # a row of zeros is not multiplied: its logit is 0, whatever the pixel is
     assert largest_of([0.0, 3.0, -1.0, 2.0], 1) == [1]
     assert largest_of([0.0, 3.0, -1.0, 2.0], 3) == [0, 1, 3]
     assert largest_of([-5.0, -4.0], 2) == [0, 1]
     assert largest_of([1.0, 2.0, 2.0, 2.0, 0.0], 2) == [1, 2]
     assert largest_of([0.0, -0.0, 0.0, -0.0], 2) == [0, 1]
     assert largest_of([0.0, -1.0, 0.0, 1.0], 1, infinite) == [3]
-    assert largest_of([0.0, -1.0, 0.0, 1.0], 2, infinite) == [1, 3]
-    assert largest_of([0.0, -1.0, 0.0, 1.0], 3, infinite) == [0, 1, 3]
+    assert largest_of([0.0, -1.0, 0.0, 1.0], 2, infinite) == [0, 3]
+    assert largest_of([0.0, -1.0, 0.0, 1.0], 3, infinite) == [0, 2, 3]
     assert largest_of([1.0, 2.0, 3.0], 2, nan) == [0, 1]
+    assert largest_of([1.0, 2.0, 0.0], 1, nan) == [2]
+    assert largest_of([1.0, 2.0, 0.0], 2, nan) == [0, 2]
     random = torch.randint(-9, 9, (200,), generator=torch.Generator().manual_seed(0)).double()
     order = sorted(range(200), key=lambda o: (-float(random[o]), o))
     assert largest_of(random.tolist(), 77) == sorted(order[:77])

@@ -112,3 +112,22 @@ def test_infinity_times_a_channel_that_is_not_live_is_zero(level: str) -> None:
     assert masks.tolist() == [1, 0]
     assert (out[0, 1] == 0.5).all()
     np.testing.assert_allclose(out, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("level", ["ref", *LEVELS])
+def test_a_row_of_zeros_decides_by_its_bias(level: str, threads: int) -> None:
+    """Whatever was pooled: it is not multiplied. Numbers below float32's normal range count as zeros."""
+    gate = {"group": 0, "head": {**HEAD, "weight": "h.w", "bias": "h.b"}}
+    only = {**hostile.op("act", "a", [0], 1, act="relu", slope=0.0), "gate": gate}
+    weight = np.zeros((9, 9))
+    weight[[0, 5]], weight[7] = 1.0, 1e-40
+    bias = np.array([1.0, 2.0, -1.0, 0.5, -0.5, -1.0, 0.0, 3.0, 0.25])
+    content = hostile.file([[9, 3, 3]] * 2, [only], {"h.w": weight, "h.b": bias}, groups=[{"name": "g", "filters": 9}])
+    x = np.ones((1, 9, 3, 3), "f4")
+    for first, on in ((1.0, [1, 1, 0, 1, 0, 1, 0, 1, 1]), (np.nan, [0, 1, 0, 1, 0, 0, 0, 1, 1])):
+        x[0, 0, 1, 1] = first
+        masks, out = np.empty(9, "u1"), np.empty(x.shape, "f4")
+        _native.Engine(content, level).run(x, out, threads, 0.0, False, masks, None, None, None, None, [])
+        assert masks.tolist() == on
+        assert interpreter.trace(from_bytes(content), torch.from_numpy(x)).masks["g"].int().tolist() == [on]

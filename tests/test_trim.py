@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from small import digest, tiny_images, tiny_plain
 
 import cofire
 from cofire import FBS, FTWT, ConfigError, create_backbone, gate, trim
-from cofire.gates.gating import GatedModel
+from cofire.gates.ftwt_offline import keep_rates
+from cofire.gates.gating import GatedModel, mask_loss
 
 
 def images(n: int, shape: tuple[int, int, int]) -> torch.Tensor:
@@ -54,7 +56,8 @@ def test_the_units_say_what_became_of_each_group() -> None:
     trimmed = trim(gated, [x])
     assert isinstance(trimmed, GatedModel)
     told = {unit.name: unit.reason for unit in trimmed.units}
-    assert any(re.fullmatch(r"decides per image, \d+ of \d+ never run", reason) for reason in told.values())
+    both = r"decides per image(, \d+ of \d+ always run)?, \d+ of \d+ never run"
+    assert any(re.fullmatch(both, reason) for reason in told.values())
     assert any(reason.startswith("the same ") and "are cut, no head" in reason for reason in told.values())
     assert "the same" in str(trimmed.units)
     gated, x = partly_static("mobilenet_v1")
@@ -96,3 +99,50 @@ def test_what_decides_nothing_becomes_a_plain_smaller_network() -> None:
 def test_a_method_whose_heads_cannot_shrink_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trim needs a method whose heads can lose filters, which FBS d = 0\.5 is"):
         trim(gate(tiny_plain(), FBS()), tiny_images(4).loader(4))
+
+
+@pytest.mark.parametrize("select", ["threshold", "top"])
+def test_what_always_runs_has_nothing_in_the_head(select: str, tmp_path: Path) -> None:
+    gated, x = partly_static("resnet8_digits")
+    if select == "top":
+        signature = {name: site.filters // 2 for name, site in gated.gates.sites.items()}
+        top = gate(gated.backbone, dataclasses.replace(gated.config, select="top", signature=signature)).eval()
+        top.load_state_dict(gated.state_dict())
+        gated = top
+    rates = keep_rates(gated, [x])
+    trimmed = trim(gated, [x])
+    assert isinstance(trimmed, GatedModel)
+    found = {name: rate_O for name, rate_O in rates.items() if bool(((rate_O > 0) & (rate_O < 1)).any())}
+    assert any(bool((rate_O == 1).any()) for rate_O in found.values())
+    for name, rate_O in found.items():
+        site, linear = trimmed.gates.sites[name], trimmed.gates[name].head.linear
+        certain = list(trimmed.config.certain[name])
+        assert len(certain) == int((rate_O == 1).sum())
+        assert trimmed.gates.head_macs(site) == (site.filters - len(certain)) * linear.in_features
+        assert not linear.weight[certain].any()
+    trimmed.save(tmp_path)
+    engine = cofire.compile(trimmed)
+    with torch.no_grad():
+        logits = trimmed(x)
+        assert torch.equal(cofire.load(tmp_path)(x), logits)
+    torch.testing.assert_close(engine(x), logits, rtol=1e-3, atol=1e-3)
+    for name, mask in trimmed.masks.items():
+        assert torch.equal(torch.from_numpy(engine.last_masks[name]), mask.bool())
+    # Its loss wants them on, and does not move them; a threshold that calibration finds leaves them on.
+    trimmed.train()(x)
+    loss = mask_loss(trimmed)
+    loss.backward()
+    assert bool(loss.isfinite())
+    for name in found:
+        head, certain = trimmed.gates[name].head, list(trimmed.config.certain[name])
+        assert not head.linear.weight.grad[certain].any()
+        assert not head.linear.bias.grad[certain].any()
+    if select == "threshold":
+        trimmed.eval()
+        reached = cofire.calibrate(
+            trimmed, [x], macs=0.9 * float(1 - trimmed.cost().reduction("executed+heads").mean())
+        )
+        assert 0 < reached < 1
+        trimmed(x)
+        for name in found:
+            assert bool(trimmed.masks[name][:, list(trimmed.config.certain[name])].all())

@@ -160,6 +160,7 @@ The files, in the data's way; each imports only from files above it:
         provenance.py    machine, versions, commit of a number
         paper.py         the paper's numbers
         recipes.py       a recipe file -> Experiment
+        budgets.py       a trained model brought to its budget
         runs.py          the verbs that carry one out, and their folders
         twin.py          the static twin of a run, trained the same way
         reproduce.py     the paper's tables with ours beside them

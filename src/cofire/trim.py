@@ -5,15 +5,15 @@ Shapes: O filters of a group, I input channels, F channels that can leave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import final
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from cofire.data.feeding import AnyLoader, first_images
 from cofire.errors import ConfigError, NoUnitError
-from cofire.gates.base import Trimming
+from cofire.gates.base import AbstractMethod
 from cofire.gates.ftwt_offline import keep_rates
 from cofire.gates.gating import GatedModel, gate
 from cofire.graph.units import Site
@@ -22,12 +22,38 @@ from cofire.pruning.removal import removable
 from cofire.pruning.surgery import cut
 
 
+@runtime_checkable
+class Trimming(Protocol):
+    """A method whose heads can lose filters that never run, and groups that always decide alike."""
+
+    @property
+    def narrows(self) -> bool:
+        """Whether a head can do without input channels that are always zero."""
+
+    def trimmed(
+        self,
+        groups: Collection[str],
+        fixed: Mapping[str, tuple[int, ...]],
+        certain: Mapping[str, tuple[int, ...]],
+        why: Mapping[str, str],
+    ) -> Any:
+        """The config with these groups left.
+
+        Some of them are fixed; of the others the filters in ``certain`` always run. ``why`` is what became of each
+        group, in words.
+        """
+
+    def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
+        """Take over a site's head from the method before, for the filters and inputs that stay."""
+
+
 def trim(gated: GatedModel, loader: AnyLoader, *, images: int = 10_000) -> nn.Module:
     """A smaller copy of ``gated`` that computes the same for the images seen; ``gated`` is left alone.
 
     Filters that run for none of the images are cut out where no addition needs their channel. A group in which every
     filter runs for all images or for none has no head any more: it is a plain, smaller conv, or a mask that never
-    changes. ``print(trimmed.units)`` says which and why.
+    changes. In other groups, filters that run for all images are not decided on any more. ``print(trimmed.units)`` says
+    which and why.
 
     Args:
         loader: batches of images, with or without labels: what the gates are watched on.
@@ -52,17 +78,20 @@ def trim(gated: GatedModel, loader: AnyLoader, *, images: int = 10_000) -> nn.Mo
     cuts = _Cuts(gated, channels, {name: rate_O > 0 for name, rate_O in rates.items()}, seeing)
     smaller = gated.backbone if channels is None else cut(gated.backbone, channels, cuts.masks)
     fixed: dict[str, tuple[int, ...]] = {}
+    certain: dict[str, tuple[int, ...]] = {}
     why: dict[str, str] = {}
     for name, site in method.sites.items():
         kept_O, on_O = cuts.filters(site), rates[name] > 0
         if name not in decided and not bool(on_O[kept_O].all()):
             fixed[name] = tuple(on_O[kept_O].nonzero().flatten().tolist())
-        told = _why(name in decided, on_O, kept_O, channels, site)
+        if name in decided:
+            certain[name] = tuple((rates[name] == 1)[kept_O].nonzero().flatten().tolist())
+        told = _why(name in decided, rates[name], kept_O, channels, site)
         why |= {unit.name: told for unit in site.units}
     left = decided | set(fixed)
     if not left:
         return smaller.eval()
-    config = method.trimmed(left, fixed, why)
+    config = method.trimmed(left, fixed, certain, why)
     found = gate(smaller, config, filter_fn=lambda unit: unit.group in left, input_shape=gated.graph.input_shape)
     for name in decided:
         site, own = method.sites[name], found.gates
@@ -119,13 +148,15 @@ def _mark(needed_F: Tensor, channel: Tensor) -> None:
     needed_F[channel[channel >= 0]] = True
 
 
-def _why(decides: bool, on_O: Tensor, kept_O: Tensor, channels: Channels | None, site: Site) -> str:
+def _why(decides: bool, rate_O: Tensor, kept_O: Tensor, channels: Channels | None, site: Site) -> str:
     """What became of a group, in words."""
+    on_O = rate_O > 0
     runs, filters, gone = int(on_O.sum()), len(on_O), len(kept_O) - int(kept_O.sum())
     cut_out = f"; {gone} are cut" if gone else ""
     if decides:
         never = f", {filters - runs} of {filters} never run{cut_out}" if runs < filters else ""
-        return f"decides per image{never}"
+        always = f", {certain} of {filters} always run" if (certain := int((rate_O == 1).sum())) else ""
+        return f"decides per image{always}{never}"
     told = f"the same {runs} of {filters} for every image{cut_out}"
     stay = bool(kept_O[~on_O].any())
     reason = "" if channels is None else channels.reasons.get(site.units[-1].name, "")

@@ -16,11 +16,11 @@ from torch import nn
 from cofire import data, signatures, zoo
 from cofire.backbones import Backbone, create_backbone, load_weights
 from cofire.backbones.published import PREFIX, published_file
-from cofire.calibrate import calibrate
 from cofire.data.images import AbstractImages, Loader
 from cofire.errors import ConfigError, FileError
 from cofire.estimate import RATIOS, Estimate, Solution, estimate, solve_ratio
 from cofire.evaluation import Report, evaluate
+from cofire.experiments.budgets import check_budget, meet_budget
 from cofire.experiments.provenance import provenance
 from cofire.experiments.recipes import Experiment, as_table, differing, read_run
 from cofire.files.atomic import read_json, read_table, write_json
@@ -40,9 +40,6 @@ from cofire.training.loop import FitResult, fit
 from cofire.training.processes import processes, together
 from cofire.training.tracking import Track
 
-_ENOUGH = 1000  # validation images for thresholds; of fewer, each is a tenth of a point
-_BUDGET_IMAGES = 5000  # on which thresholds are set; with 2,000 the share of an image in five is off by a point
-_POINT = 0.01  # of the dense MACs: nearer to its budget a number of filters stays what it was in training
 TWIN = "twin"
 """Where in a run's folder its static twin lies."""
 
@@ -252,7 +249,7 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
     sets = read_sets(experiment)
     model = build_gated(experiment, sets)
     part, recipe = experiment.data, experiment.train
-    _check_budget(model, experiment)
+    check_budget(model, experiment)
     loader = sets.train.loader(part.batch_size, train=True, augment=part.augment, pad=part.pad, seed=recipe.seed)
     val = sets.val.loader(part.eval_batch_size) if sets.val else None
     main = processes().is_main_process
@@ -268,7 +265,7 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
     for pruning in soft:
         model = pruning.cut(model, _ranking_images(experiment, sets))
     if main:
-        model = meet_budget(model, experiment, sets)
+        model = meet_budget(model, experiment, sets.train, sets.val)
         report = _tested(model, experiment, sets, "testing")
         save(model, out, _card(sets, report))
         write_json(result_path, _result(table, origin, estimated, fitted, report, sets))
@@ -276,50 +273,6 @@ def _trained(experiment: Experiment, out: Path, track: Track | None) -> dict[str
         processes().wait_for_everyone()
     result: dict[str, Any] = read_json(result_path)
     return result
-
-
-def _check_budget(model: nn.Module, experiment: Experiment) -> None:
-    """Raise before training, not after, where a budget cannot be met by a threshold."""
-    if experiment.budget is not None and isinstance(model, GatedModel) and model.threshold is None:
-        raise ConfigError(
-            f"[budget] sets a threshold, and {model.config.label} does not decide by one; a fixed number of filters "
-            'for a budget is [signature] kind = "mass", macs = ...'
-        )
-
-
-def meet_budget(model: nn.Module, experiment: Experiment, sets: Sets) -> nn.Module:
-    """A trained model at the budget of its experiment: with thresholds set in place, or with other numbers of filters.
-
-    On validation images if there are enough of them: gates are surer of images that they have learned from.
-    """
-    if not isinstance(model, GatedModel):
-        return model
-    enough = sets.val is not None and len(sets.val) >= _ENOUGH
-    images = sets.val if enough and sets.val is not None else sets.train
-    loader = images.take(slice(0, _BUDGET_IMAGES)).loader(experiment.data.eval_batch_size)
-    if experiment.budget is not None:
-        calibrate(model, loader, macs=experiment.budget.macs, per=experiment.budget.per, images=_BUDGET_IMAGES)
-    counted = experiment.signature
-    if counted is not None and counted.macs is not None and model.threshold is None:
-        few = images.take(slice(0, signatures.IMAGES)).loader(experiment.data.eval_batch_size)
-        left = 1 - evaluate(model, few, text="").reduction["executed+heads"]
-        if abs(left - counted.macs) > _POINT:
-            return _with_signature(model, signatures.recounted(model, few, macs=counted.macs))
-    return model
-
-
-def _with_signature(model: GatedModel, signature: signatures.Signature) -> GatedModel:
-    """The same weights, and other numbers of filters."""
-    chosen: dict[str, Any] = {"signature": signature}
-    gated = {unit.name for unit in model.units if unit.gated}
-    other = gate(
-        model.backbone,
-        dataclasses.replace(model.config, **chosen),
-        filter_fn=lambda unit: unit.name in gated,
-        input_shape=model.graph.input_shape,
-    )
-    other.load_state_dict(model.state_dict())
-    return other
 
 
 def _estimated(experiment: Experiment, sets: Sets, path: Path) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, cast, runtime_checkable
 
@@ -288,21 +288,6 @@ class Shifting(Protocol):
 
     def shift(self, site: Site, by_O: Tensor) -> None:
         """Add ``by_O`` (O,) to the logits of a site from now on."""
-
-
-@runtime_checkable
-class Trimming(Protocol):
-    """A method whose heads can lose filters that never run, and groups that always decide alike."""
-
-    @property
-    def narrows(self) -> bool:
-        """Whether a head can do without input channels that are always zero."""
-
-    def trimmed(self, groups: Collection[str], fixed: Mapping[str, tuple[int, ...]], why: Mapping[str, str]) -> Any:
-        """The config with these groups left, some of them fixed; ``why`` is what became of each group, in words."""
-
-    def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
-        """Take over a site's head from the method before, for the filters and inputs that stay."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ from cofire.graph.graph import Graph
 from cofire.graph.placement import Filter, explained, place
 from cofire.graph.units import Site, Unit
 
+_CERTAIN = 1e30  # a logit above all that a head finds, and above every threshold but infinity
+
 
 @dataclass(frozen=True, kw_only=True)
 class FTWT(GateConfig):
@@ -35,6 +37,8 @@ class FTWT(GateConfig):
         signature: filters to keep per group, the same for every sample, in place of ``ratio``; see
             ``cofire.signatures``.
         fixed: group -> the filters that run for every image, by their index; such a group has no head.
+        certain: group -> the filters among others that run for every image: their rows of the head are zeros, which the
+            engine does not multiply, and their targets say so too.
         why: group -> what was decided on it, in words; ``print(gated.units)`` shows them.
         pool, softmax, standardise, bias, rank, hidden: of the heads; see ``cofire.gates.heads.PoolingHead``.
         select: which filters run: those with a logit above the threshold, or as many of the ``top`` logits as the
@@ -56,6 +60,7 @@ class FTWT(GateConfig):
     mode: Literal["joint", "decoupled"] = "decoupled"
     signature: Mapping[str, int] | None = None
     fixed: Mapping[str, tuple[int, ...]] | None = None
+    certain: Mapping[str, tuple[int, ...]] | None = None
     why: Mapping[str, str] | None = None
     pool: Literal["max", "avg", "both"] = "max"
     softmax: bool = True
@@ -163,6 +168,7 @@ class FTWTMethod(AbstractMethod):
         if config.select == "top":
             self.threshold = None
         check_kept(config.fixed, self.sites, "FTWT.fixed")
+        check_kept(config.certain, self.sites, "FTWT.certain")
         self._shape, self._glance = graph.input_shape, nn.AdaptiveAvgPool2d(1)
         self.hold({name: FTWTGate(site, config) for name, site in self.sites.items()})
         self._forget()
@@ -213,7 +219,10 @@ class FTWTMethod(AbstractMethod):
 
     def head_macs(self, site: Site) -> int:
         gate = self[site.name]
-        return 0 if gate.fixed else int(gate.head.macs)
+        return 0 if gate.fixed else int(gate.head.macs_of(site.filters - len(self._certain(site))))
+
+    def _certain(self, site: Site) -> tuple[int, ...]:
+        return (self.config.certain or {}).get(site.name, ())
 
     def _known_peak(self, site: Site, x_BIHW: Tensor) -> Tensor | None:
         """The input's maximum over space where the site before found it, and nothing has changed the input since."""
@@ -304,6 +313,11 @@ class FTWTMethod(AbstractMethod):
         return activity(y_BOHW, None, site.units[-1].nonnegative, self.config.saliency)
 
     def levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
+        level_BO = self._levels(site, activity_BO, ratios)
+        certain = torch.tensor(self._certain(site), dtype=torch.long, device=level_BO.device)
+        return level_BO.index_fill(1, certain, 0) if len(certain) else level_BO
+
+    def _levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
         if self[site.name].fixed:
             on_O = mask_row(self.config.fixed, site)[0].bool().to(activity_BO.device)
             return torch.where(on_O, 0, len(ratios)).expand(len(activity_BO), -1)
@@ -328,14 +342,28 @@ class FTWTMethod(AbstractMethod):
     def narrows(self) -> bool:
         return not self.config.softmax and self.config.bias  # a softmax is over all channels, a zero counts too
 
-    def trimmed(self, groups: Collection[str], fixed: Mapping[str, tuple[int, ...]], why: Mapping[str, str]) -> FTWT:
+    def trimmed(
+        self,
+        groups: Collection[str],
+        fixed: Mapping[str, tuple[int, ...]],
+        certain: Mapping[str, tuple[int, ...]],
+        why: Mapping[str, str],
+    ) -> FTWT:
         kept = self.config.signature
         signature = None if kept is None else {name: k for name, k in kept.items() if name in groups}
-        return dataclasses.replace(self.config, signature=signature, fixed=dict(fixed), why=dict(why), always=True)
+        without_rows = dict(certain) if self.config.bias else None
+        return dataclasses.replace(
+            self.config, signature=signature, fixed=dict(fixed), certain=without_rows, why=dict(why), always=True
+        )
 
+    @torch.no_grad()
     def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
         before: PoolingHead = other[site.name].head
+        linear = self[site.name].head.linear
         self[site.name].head.load_state_dict(before.narrowed(filters_O, inputs_I))
+        if certain := list(self._certain(self.sites[site.name])):
+            linear.weight[certain] = 0.0
+            linear.bias[certain] = _CERTAIN
 
     # The engine runs it
 

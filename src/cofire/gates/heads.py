@@ -76,7 +76,12 @@ class PoolingHead(nn.Module):
     @property
     def macs(self) -> int:
         """MACs for one sample."""
-        return sum(one.in_features * one.out_features for one in {self.first, self.linear})
+        return self.macs_of(self.linear.out_features)
+
+    def macs_of(self, filters: int) -> int:
+        """The same where only so many filters are decided on."""
+        inner = 0 if self.inner is None else self.inner.in_features * self.inner.out_features
+        return inner + self.linear.in_features * filters
 
     def forward(self, x_BIHW: Tensor, peak_BI: Tensor | None = None) -> Tensor:
         """Logits (B, O) for an input (B, I, H, W); ``peak_BI`` is its maximum over space, if known already."""

@@ -176,7 +176,9 @@ def _logits(head: Head, value: Value) -> Tensor:
     if value.quant is not None:
         pooled = dequantized(pooled, value.quant)
     bias = None if head.bias is None else head.bias.to(x.dtype)
-    return F.linear(pooled.softmax(1) if head.softmax else pooled, head.weight.to(x.dtype), bias)
+    weight, features = head.weight.to(x.dtype), pooled.softmax(1) if head.softmax else pooled
+    silent = F.linear(torch.zeros_like(features), weight, bias)
+    return torch.where((weight != 0).any(1), F.linear(features, weight, bias), silent)
 
 
 def _largest(logits: Tensor, top: int) -> Tensor:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from cofire.calibrate import calibrate
 from cofire.data.feeding import AnyLoader, first_images
 from cofire.errors import CofireError, ConfigError, DataError
-from cofire.gates.base import Trimming
 from cofire.gates.ftwt_offline import Look
 from cofire.gates.gating import GatedModel
 from cofire.graph.cost import cost
@@ -19,7 +18,7 @@ from cofire.graph.graph import trace
 from cofire.runtime.engine import Engine, compile
 from cofire.speedup.distilling import distilled, second_look, twin, with_network_of
 from cofire.speedup.measure import Speedup, answers, bits, executed, spread_by_cost, timed
-from cofire.trim import trim
+from cofire.trim import Trimming, trim
 
 _EVERY = 5  # one image in so many is held out
 _LEAST = 10  # images

@@ -116,7 +116,7 @@ def test_what_always_runs_has_nothing_in_the_head(select: str, tmp_path: Path) -
     assert any(bool((rate_O == 1).any()) for rate_O in found.values())
     for name, rate_O in found.items():
         site, linear = trimmed.gates.sites[name], trimmed.gates[name].head.linear
-        certain = list(trimmed.config.certain[name])
+        certain = list(trimmed.config.certain.get(name, ()))
         assert len(certain) == int((rate_O == 1).sum())
         assert trimmed.gates.head_macs(site) == (site.filters - len(certain)) * linear.in_features
         assert not linear.weight[certain].any()
@@ -134,7 +134,7 @@ def test_what_always_runs_has_nothing_in_the_head(select: str, tmp_path: Path) -
     loss.backward()
     assert bool(loss.isfinite())
     for name in found:
-        head, certain = trimmed.gates[name].head, list(trimmed.config.certain[name])
+        head, certain = trimmed.gates[name].head, list(trimmed.config.certain.get(name, ()))
         assert not head.linear.weight.grad[certain].any()
         assert not head.linear.bias.grad[certain].any()
     if select == "threshold":
@@ -145,4 +145,15 @@ def test_what_always_runs_has_nothing_in_the_head(select: str, tmp_path: Path) -
         assert 0 < reached < 1
         trimmed(x)
         for name in found:
-            assert bool(trimmed.masks[name][:, list(trimmed.config.certain[name])].all())
+            assert bool(trimmed.masks[name][:, list(trimmed.config.certain.get(name, ()))].all())
+
+
+def test_what_is_certain_runs_from_the_beginning() -> None:
+    model = tiny_plain()
+    name = next(iter(gate(model, FTWT()).gates))
+    gated = gate(model, FTWT(certain={name: (0, 3)})).eval()
+    gated(next(iter(tiny_images(5).loader(5)))[0])
+    assert bool(gated.masks[name][:, [0, 3]].all())
+    assert not gated.gates[name].head.linear.weight[[0, 3]].any()
+    with pytest.raises(ConfigError, match=r"FTWT\.certain needs a bias"):
+        FTWT(certain={name: (0,)}, bias=False)

@@ -20,6 +20,7 @@ from cofire.gates.base import Decision, Foretelling, GateConfig
 from cofire.gates.gating import GatedModel, gate
 from cofire.gates.targets import largest
 from cofire.graph.cost import cost
+from cofire.graph.tracing import evaluating
 from cofire.pruning.allocation import within_budget
 from cofire.pruning.taylor import taylor_scores
 
@@ -145,8 +146,7 @@ def recounted(gated: GatedModel, loader: AnyLoader, *, macs: float) -> Signature
         assert decision.logits_BO is not None
         found[name].append(decision.logits_BO)
 
-    gated.eval()
-    with torch.no_grad(), gated.observe(watch):
+    with torch.no_grad(), evaluating(gated), gated.observe(watch):
         for batch in first_images(loader, IMAGES):
             gated(batch)
     logits = {name: torch.cat(parts).double() for name, parts in found.items()}

@@ -84,8 +84,8 @@ def trim(gated: GatedModel, loader: AnyLoader, *, images: int = 10_000) -> nn.Mo
         kept_O, on_O = cuts.filters(site), rates[name] > 0
         if name not in decided and not bool(on_O[kept_O].all()):
             fixed[name] = tuple(on_O[kept_O].nonzero().flatten().tolist())
-        if name in decided:
-            certain[name] = tuple((rates[name] == 1)[kept_O].nonzero().flatten().tolist())
+        if name in decided and bool((always_O := (rates[name] == 1)[kept_O]).any()):
+            certain[name] = tuple(always_O.nonzero().flatten().tolist())
         told = _why(name in decided, rates[name], kept_O, channels, site)
         why |= {unit.name: told for unit in site.units}
     left = decided | set(fixed)

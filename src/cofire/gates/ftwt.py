@@ -113,6 +113,8 @@ class FTWT(GateConfig):
             raise ConfigError(f"FTWT.ratio must be in (0, 1], got {self.ratio}")
         if self.softmax and self.standardise:
             raise ConfigError("FTWT.softmax must be off where standardise is on: a head normalises its input once")
+        if self.certain and not self.bias:
+            raise ConfigError("FTWT.certain needs a bias, which is the logit of what always runs; bias is off")
         if self.open_bias and not self.bias:
             raise ConfigError(f"FTWT.open_bias must be 0 where bias is off, got {self.open_bias}")
         if min(self.rank, self.hidden) < 0 or (self.rank and self.hidden):
@@ -145,6 +147,15 @@ class FTWTGate(nn.Module):
         )
         if config.open_bias:
             nn.init.constant_(self.head.linear.bias, config.open_bias)
+        self.certain = list((config.certain or {}).get(site.name, ()))
+        self.settle()
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """What always runs has nothing in the head but a logit above all others."""
+        if self.certain:
+            self.head.linear.weight[self.certain] = 0.0
+            self.head.linear.bias[self.certain] = _CERTAIN
 
 
 class _Peak(NamedTuple):
@@ -219,10 +230,7 @@ class FTWTMethod(AbstractMethod):
 
     def head_macs(self, site: Site) -> int:
         gate = self[site.name]
-        return 0 if gate.fixed else int(gate.head.macs_of(site.filters - len(self._certain(site))))
-
-    def _certain(self, site: Site) -> tuple[int, ...]:
-        return (self.config.certain or {}).get(site.name, ())
+        return 0 if gate.fixed else int(gate.head.macs_of(site.filters - len(gate.certain)))
 
     def _known_peak(self, site: Site, x_BIHW: Tensor) -> Tensor | None:
         """The input's maximum over space where the site before found it, and nothing has changed the input since."""
@@ -314,8 +322,9 @@ class FTWTMethod(AbstractMethod):
 
     def levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
         level_BO = self._levels(site, activity_BO, ratios)
-        certain = torch.tensor(self._certain(site), dtype=torch.long, device=level_BO.device)
-        return level_BO.index_fill(1, certain, 0) if len(certain) else level_BO
+        if self[site.name].fixed or not (certain := self[site.name].certain):
+            return level_BO
+        return level_BO.index_fill(1, torch.tensor(certain, device=level_BO.device), 0)
 
     def _levels(self, site: Site, activity_BO: Tensor, ratios: list[float]) -> Tensor:
         if self[site.name].fixed:
@@ -356,14 +365,10 @@ class FTWTMethod(AbstractMethod):
             self.config, signature=signature, fixed=dict(fixed), certain=without_rows, why=dict(why), always=True
         )
 
-    @torch.no_grad()
     def take(self, other: AbstractMethod, site: Site, filters_O: Tensor, inputs_I: Tensor) -> None:
         before: PoolingHead = other[site.name].head
-        linear = self[site.name].head.linear
         self[site.name].head.load_state_dict(before.narrowed(filters_O, inputs_I))
-        if certain := list(self._certain(self.sites[site.name])):
-            linear.weight[certain] = 0.0
-            linear.bias[certain] = _CERTAIN
+        self[site.name].settle()
 
     # The engine runs it
 

@@ -175,10 +175,9 @@ def _logits(head: Head, value: Value) -> Tensor:
     }[head.pool]()
     if value.quant is not None:
         pooled = dequantized(pooled, value.quant)
-    bias = None if head.bias is None else head.bias.to(x.dtype)
     weight, features = head.weight.to(x.dtype), pooled.softmax(1) if head.softmax else pooled
-    silent = F.linear(torch.zeros_like(features), weight, bias)
-    return torch.where((weight != 0).any(1), F.linear(features, weight, bias), silent)
+    products = F.linear(features, weight).masked_fill(~(weight != 0).any(1), 0)  # also where features are not finite
+    return products if head.bias is None else products + head.bias.to(x.dtype)
 
 
 def _largest(logits: Tensor, top: int) -> Tensor:

@@ -115,7 +115,7 @@ def _possible(values: dict[str, Any]) -> FTWT:
     """The config of options drawn one by one, without those that exclude each other."""
     values = dict(values)
     if not values["bias"]:
-        values["open_bias"] = 0.0
+        values["open_bias"], values["certain"] = 0.0, None
     if values["standardise"]:
         values["softmax"] = False
     if values["rank"]:

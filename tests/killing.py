@@ -11,6 +11,7 @@ import hashlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -38,21 +39,23 @@ name = "resnet8_digits"
 [train]
 epochs = 2
 lr = 0.05
+select = "{select}"
 checkpoint_steps = 4
 """
 
 
 def train(folder: Path) -> None:
-    _train(folder, "[gate]\nratio = 0.8")
+    train_with("[gate]\nratio = 0.8", folder)
 
 
 def prune(folder: Path) -> None:
-    _train(folder, '[prune]\ntype = "L1"\nmacs = 0.5')
+    train_with('[prune]\ntype = "L1"\nmacs = 0.5', folder)
 
 
-def _train(folder: Path, part: str) -> None:
+def train_with(part: str, folder: Path, select: str = "best") -> None:
+    """A run of two epochs of ten steps; ``part``: the section of its recipe that names a method."""
     recipe = folder.with_name("recipe.toml")
-    recipe.write_text(RECIPE.format(part=part))
+    recipe.write_text(RECIPE.format(part=part, select=select))
     train_experiment(read_experiment(recipe), folder)
 
 
@@ -86,7 +89,7 @@ def compile(folder: Path) -> None:
 def compare(folder: Path) -> None:
     """A soft method, whose callback is resumed, and one whose knob is searched; from a baseline beside the folder."""
     dense = folder.with_name("dense")
-    _train(dense, "")
+    train_with("", dense)
     recipe = folder.with_name("compared.toml")
     recipe.write_text(recipe.with_name("recipe.toml").read_text())
     options = [f"backbone.weights={dense}", "train.epochs=1", "train.distill=0.5"]
@@ -111,8 +114,8 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def in_a_fork(task: Callable[[Path], None], folder: Path, dying: tuple[int, str] | None = None) -> int:
-    """Exit code of the work in a child, negative for a signal; ``dying``: in which call, and where in it."""
+def in_a_fork(task: Callable[[Path], None], folder: Path, dying: tuple[int, str, str] | None = None) -> int:
+    """Exit code of the work in a child, negative for a signal; ``dying``: what `_die_in` takes."""
     child = os.fork()
     if not child:
         code = 1
@@ -122,18 +125,21 @@ def in_a_fork(task: Callable[[Path], None], folder: Path, dying: tuple[int, str]
                 _die_in(*dying)
             task(folder)
             code = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _die_in(count: int, place: str) -> None:
+def _die_in(count: int, place: str, part: str) -> None:
+    """Before, in the ``middle`` of or after the ``count``-th call whose first argument, a path, has ``part`` in it."""
     left = [count]
 
     def patched(original: Any, name: str) -> Any:
         def call(*args: Any, **options: Any) -> Any:
-            left[0] -= 1
-            if left[0]:
+            left[0] -= part in str(args[0])
+            if left[0] > 0:
                 return original(*args, **options)
             if place == "middle" and name == "write_bytes":
                 with open(args[0], "wb") as file:
@@ -154,7 +160,7 @@ def killed(name: str, points: int, folder: Path, seed: int = 0) -> int:
     whole, tried = folder / f"{name}-whole", folder / f"{name}-killed"
     assert in_a_fork(task, whole) == 0, f"{name} fails without being killed"
     for _ in range(points):
-        code = in_a_fork(task, tried, (random.randint(1, 12), random.choice(["before", "middle", "after"])))
+        code = in_a_fork(task, tried, (random.randint(1, 12), random.choice(["before", "middle", "after"]), ""))
         assert code in (0, -signal.SIGKILL), f"{name}: a try after a kill ends with {code}"
         died += code != 0
         if code == 0:  # it is done: from the start again

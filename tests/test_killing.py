@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from killed_methods import recipes
 from killing import TASKS
 
 from cofire.errors import FileError
@@ -31,6 +32,11 @@ def test_killed_work_goes_on_to_the_same_end(tmp_path: Path) -> None:
     lines = run("killing.py", "3", str(tmp_path)).splitlines()
     assert [line.split()[0] for line in lines] == list(TASKS)
     assert all(int(line.split()[1]) >= 1 for line in lines), lines
+
+
+@pytest.mark.slow
+def test_every_method_killed_in_its_training_goes_on_to_the_same_end(tmp_path: Path) -> None:
+    assert run("killed_methods.py", str(tmp_path)).splitlines() == list(recipes())
 
 
 @pytest.mark.slow

@@ -20,9 +20,16 @@ from cofire.pruning.channels import Channels
 
 @dataclass(frozen=True, kw_only=True)
 class FPGM(PruneConfig):
-    """A filter's score is the sum of its distances to the other filters of its layer."""
+    """A filter's score is the sum of its distances to the other filters of its layer.
 
-    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {"": {}, "soft": {"soft": True}}
+    Of the soft forms the second measures the norms anew, for the reason that `SFP` gives.
+    """
+
+    forms: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "": {},
+        "soft": {"soft": True},
+        "soft-norms": {"soft": True, "recovery": "norms"},
+    }
 
 
 @register_criterion(FPGM)

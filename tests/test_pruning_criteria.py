@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nets import SHAPE, Net, bn, conv, fc, images
-from small import tiny_images, tiny_plain
+from small import digest, tiny_images, tiny_plain
 from torch import Tensor, nn
 
 from cofire import ConfigError, DataError, prune
@@ -159,14 +159,60 @@ def test_a_beta_rises_where_the_image_says_more_than_its_knockoff() -> None:
     assert unused == 0.5
 
 
-def test_knockoffs_are_chosen_by_name() -> None:
-    x = images(4)
+def test_permuted_knockoffs_are_the_batch_in_another_order() -> None:
+    x = images(8)
+    found = scop.permuted(x, torch.Generator().manual_seed(0))
+    order = [next(i for i in range(8) if torch.equal(x[i], image)) for image in found]
+    assert sorted(order) == list(range(8))
+    assert order != list(range(8))
+
+
+def test_gaussian_knockoffs_have_the_mean_and_deviation_of_each_pixel() -> None:
     generator = torch.Generator().manual_seed(0)
-    assert torch.equal(scop.permuted(x, generator).flatten().sort().values, x.flatten().sort().values)
+    x = torch.randn(4000, 1, 2, 2, generator=generator) * torch.tensor([[0.5, 1.0], [2.0, 4.0]]) + 3
+    found = scop.gaussian(x, generator)
+    torch.testing.assert_close(found.mean(0), x.mean(0), atol=0.3, rtol=0)
+    torch.testing.assert_close(found.std(0), x.std(0), atol=0, rtol=0.1)
     flat = torch.ones(4, 1, 2, 2)
     assert torch.equal(scop.gaussian(flat, generator), flat)  # no deviation, no noise
+
+
+def test_a_generator_of_ones_own_makes_the_knockoffs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scop, "_knockoffs", dict(scop._knockoffs))
+    generator = nn.Sequential(nn.Linear(3, 64), nn.Unflatten(1, (1, 8, 8)))
+    made: list[Tensor] = []
+
+    @scop.register_knockoff("generator")
+    def generated(x_BCHW: Tensor, random: torch.Generator) -> Tensor:
+        made.append(generator(torch.randn(len(x_BCHW), 3, generator=random)))
+        return made[-1]
+
+    model, few = tiny_plain(), list(tiny_images(48).loader(24))
+    config = SCOP(macs=0.5, knockoff="generator", epochs=2)
+    small = prune(model, config, few)
+    assert [len(images) for images in made] == [24] * 4
+    assert not any(images.requires_grad for images in made)
+    assert digest(prune(model, config, few)) == digest(small)
+    assert torch.equal(made[0], made[4])  # what is random is SCOP's
+
+
+def test_a_knockoff_that_is_the_image_itself_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scop, "_knockoffs", {**scop._knockoffs, "same": lambda x_BCHW, random: x_BCHW})
+    net = plain_net()
+    beta_F = scop.trained_betas(net, removable(net, SHAPE), loader(), SCOP(macs=0.5, knockoff="same"))
+    assert beta_F.unique().tolist() == [0.5]
+
+
+def test_knockoffs_are_chosen_by_name_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="unknown knock-off 'gan'; known: gaussian, permuted"):
         SCOP(macs=0.5, knockoff="gan")
+    with pytest.raises(ConfigError, match="a knock-off named 'permuted' is registered already"):
+        scop.register_knockoff("permuted")
+    monkeypatch.setattr(scop, "_knockoffs", {**scop._knockoffs, "one": lambda x_BCHW, random: x_BCHW[:1]})
+    with pytest.raises(
+        DataError, match=r"knock-off 'one' must make images of shape \(24, 1, 8, 8\), got \(1, 1, 8, 8\)"
+    ):
+        prune(tiny_plain(), SCOP(macs=0.5, knockoff="one"), list(tiny_images(24).loader(24)))
 
 
 # DCP

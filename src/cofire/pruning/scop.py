@@ -30,7 +30,7 @@ _knockoffs: dict[str, Knockoff] = {}
 
 
 def register_knockoff(name: str) -> Callable[[Knockoff], Knockoff]:
-    """Decorator: ``make(x_BCHW, generator) -> x_BCHW`` is chosen by ``SCOP(knockoff=name)``: a generator, say."""
+    """Decorator: ``make(x_BCHW, generator) -> x_BCHW`` is chosen by ``SCOP(knockoff=name)``: a trained network, say."""
     if name in _knockoffs:
         raise ConfigError(f"a knock-off named {name!r} is registered already")
 
@@ -102,7 +102,7 @@ def trained_betas(model: nn.Module, channels: Channels, loader: AnyLoader, confi
             for x_BCHW, label_B in feed(loader, "training betas"):
                 if label_B is None:
                     raise DataError("SCOP needs labelled images, got unlabelled ones")
-                knockoff_BCHW = _knockoffs[config.knockoff](x_BCHW, generator)
+                knockoff_BCHW = made(config.knockoff, x_BCHW, generator)
                 logits: Tensor = probe.run(torch.cat([x_BCHW, knockoff_BCHW]).to(like.device))
                 loss = F.cross_entropy(logits[: len(x_BCHW)], label_B.to(like.device))
                 (beta_F.grad,) = torch.autograd.grad(loss, [beta_F])
@@ -110,6 +110,16 @@ def trained_betas(model: nn.Module, channels: Channels, loader: AnyLoader, confi
                 with torch.no_grad():
                     beta_F.clamp_(0, 1)
     return beta_F.detach().double().cpu()
+
+
+@torch.no_grad()
+def made(knockoff: str, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+    """A batch's knock-offs, by the maker of this name."""
+    found = _knockoffs[knockoff](x_BCHW, generator)
+    if found.shape != x_BCHW.shape:
+        wanted, got = tuple(x_BCHW.shape), tuple(found.shape)
+        raise DataError(f"the knock-off {knockoff!r} must make images of shape {wanted}, got {got}")
+    return found
 
 
 def mixed(channels: Channels, beta_F: Tensor) -> Change:

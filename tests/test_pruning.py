@@ -213,6 +213,9 @@ def test_l1_drops_the_filters_with_the_smallest_weights() -> None:
     with torch.no_grad():
         for filter_, size in enumerate([5, 1, 7, 3, 8, 2, 6, 4]):
             net.first.weight[filter_] = size * 0.01
+        net.first.weight[3] = 0
+        net.first.weight[3, 1, 2, 0] = -3 * 0.27  # as large a sum of magnitudes, in one place
+        net.first.weight[4] *= -1
     graph = removable(net, (3, 8, 8))
     score = {**scores(net, graph, None, L1(macs=0.5)), "second": torch.full((8,), 9.0)}
     masks = within_budget(score, 0.6, graph.remaining)

@@ -218,8 +218,9 @@ def test_knockoffs_are_chosen_by_name_and_checked(monkeypatch: pytest.MonkeyPatc
 # DCP
 
 
-def test_dcp_s_first_channel_is_that_of_an_exhaustive_search() -> None:
-    torch.manual_seed(0)
+@pytest.mark.parametrize("seed", range(8))
+def test_dcp_s_first_channel_is_that_of_an_exhaustive_search(seed: int) -> None:
+    torch.manual_seed(seed)
     layer = nn.Conv2d(5, 4, 3, padding=1)
     x, label_B = images(12, (5, 6, 6)), torch.arange(12) % 3
     task = Task(layer, x, label_B)

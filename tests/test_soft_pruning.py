@@ -11,6 +11,8 @@ from torch import nn
 
 from cofire import ConfigError, Recipe, cost, fit, trace
 from cofire.pruning import FPGM, SFP, PruneConfig, SoftPruning
+from cofire.pruning.base import scores
+from cofire.pruning.surgery import cut
 from cofire.training.callbacks import AbstractCallback, Run
 
 RECIPE = Recipe(epochs=2, lr=0.05)
@@ -62,6 +64,30 @@ def test_sfp_zeroes_the_filters_with_the_smallest_norms() -> None:
     for name, filters in zero_filters(model).items():
         norms = fresh.get_submodule(name).weight.flatten(1).norm(dim=1)
         assert sorted(filters) == sorted(norms.argsort()[: len(filters)].tolist())
+
+
+def test_what_is_zero_leaves_even_where_its_score_is_the_highest() -> None:
+    model = tiny_plain()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d):
+                module.weight.add_(1)  # so that zero is far from all filters that are not
+    soft = SoftPruning(model, FPGM(macs=0.8))
+    fit(model, tiny_images(16).loader(8, train=True), Recipe(epochs=1, lr=0.0), callbacks=[soft])
+    found = scores(model, soft.channels, None, soft.config)["layer3.0.conv1"]
+    off_O = ~soft.masks["layer3.0.conv1"]
+    assert float(found[off_O].min()) > float(found[~off_O].max())
+    expected = cut(model, soft.channels, soft.masks)
+    assert digest(soft.cut(model)) == digest(expected)
+
+
+def test_norms_are_measured_anew_where_the_config_says_so() -> None:
+    model, loader = tiny_plain(), tiny_images(32).loader(32)
+    soft = SoftPruning(model, FPGM(macs=0.5, recovery="norms"))
+    fit(model, tiny_images(32).loader(8, train=True), Recipe(epochs=1, lr=0.05), callbacks=[soft])
+    small, x = soft.cut(model, loader), next(iter(loader))[0]
+    with torch.no_grad():
+        torch.testing.assert_close(small.bn1.running_mean, small.conv1(x).mean((0, 2, 3)))
 
 
 def test_a_run_that_is_resumed_ends_with_the_same_filters(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ from cofire import ConfigError, FileError, cli
 from cofire.analysis.tradeoff import reproduced_points
 from cofire.bench import paper as latency
 from cofire.experiments import paper, reproduce
-from cofire.experiments.paper import PaperTable, paper_tables
+from cofire.experiments.paper import PaperRow, PaperTable, paper_tables
+from cofire.experiments.recipes import read_experiment
 from cofire.measured import MEASURED
 from cofire.shift.paper import paper_shift
 
 RECIPES = ROOT / "recipes"
+SAVING = [row for table in paper_tables().values() for row in table.rows if "reduction" in row.values]
 
 
 @pytest.fixture
@@ -72,6 +74,17 @@ def test_the_papers_means_and_spreads_follow_from_its_runs() -> None:
 @pytest.mark.parametrize("table", ["cifar10", "imagenet"])
 def test_every_row_has_a_recipe(table: str) -> None:
     assert [row.method for row in paper_tables()[table].rows if not row.recipes] == []
+
+
+@pytest.mark.parametrize("row", SAVING, ids=lambda row: f"{row.network} {row.method}")
+def test_a_recipe_asks_for_what_its_row_of_the_paper_saves(row: PaperRow) -> None:
+    for name in row.recipes.values():
+        experiment, remains = read_experiment(RECIPES / f"{name}.toml"), 1 - row.values["reduction"][0] / 100
+        for part in (experiment.prune, experiment.signature, experiment.budget):
+            assert part is None or part.macs == pytest.approx(remains, abs=1e-3)
+        if experiment.gate is not None and experiment.gate.knob == "target":
+            assert experiment.gate == experiment.gate.aimed(remains)
+            assert experiment.train.select == "last"  # earlier epochs may not have come to the target yet
 
 
 def test_what_was_not_run_says_so(own_table: Path) -> None:

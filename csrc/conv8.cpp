@@ -8,7 +8,8 @@ namespace cofire {
 
 namespace {
 
-constexpr int kSmall8 = 16;  // pixels of the largest map that make_dot8 takes
+constexpr int kSmall8 = 16;       // pixels of the largest map that make_dot8 takes
+constexpr int kFewPixels8 = 256;  // and make_filters8
 
 bool always(const Op&, const Quantized&, Shape, Shape) { return true; }
 
@@ -26,15 +27,19 @@ bool is_small(const Op& op, const Quantized&, Shape x, Shape y) {
     return op.groups == 1 && x.c >= kLine8 / 4 && y.area() <= kSmall8 && padded <= 4 * int64_t(x.area()) + kSmall8;
 }
 
+// Filters fill most of their lines, and what lies beside the map is zero.
+bool fills_lines(const Op& op, const Quantized& q, Shape x, Shape y) {
+    return op.groups == 1 && q.zero_in == 0 && 4 * y.c >= 3 * up(y.c, kFilters8) && y.area() <= kFewPixels8 &&
+           x.area() <= 4 * kFewPixels8;
+}
+
 }  // namespace
 
 const std::vector<ConvAlgorithm8>& conv8_algorithms() {
     static const std::vector<ConvAlgorithm8> all{
-        {"depthwise", is_depthwise, make_depthwise8},
-        {"dot", is_small, make_dot8},
-        {"gemm", is_not_depthwise, make_gemm8},
-        {"wino4", fits_winograd8, make_winograd8},
-        {"ref", always, make_reference8},
+        {"depthwise", is_depthwise, make_depthwise8}, {"dot", is_small, make_dot8},
+        {"filters", fills_lines, make_filters8},      {"gemm", is_not_depthwise, make_gemm8},
+        {"wino4", fits_winograd8, make_winograd8},    {"ref", always, make_reference8},
     };
     return all;
 }

@@ -10,7 +10,7 @@ namespace cofire {
 
 using Make8 = std::unique_ptr<AbstractConv8>(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x,
                                              Shape y, Arena& arena);
-Make8 make_depthwise8, make_dot8, make_gemm8, make_reference8, make_winograd8;
+Make8 make_depthwise8, make_dot8, make_filters8, make_gemm8, make_reference8, make_winograd8;
 
 // Whether sums are small enough too.
 bool fits_winograd8(const Op& op, const Quantized& quantized, Shape x, Shape y);

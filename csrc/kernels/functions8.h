@@ -14,6 +14,12 @@ void max_pool(const uint8_t* x, const Pool8Map& map, uint8_t* line, uint8_t* y);
 void dot(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
          int pixels, int32_t* sums);
 
+void filter_words(const int8_t* lines, const int* in, int n, const uint8_t* places, int vectors, uint32_t* to);
+void filters(const uint32_t* w, int vectors, int n, const uint32_t* x, int64_t pitch, const Pixel8* pixels, int count,
+             int32_t* sums, const Stretch8& next);
+
+void filter_lines(const int32_t* sums, int filters, int n, int64_t pitch, int32_t* lines);
+
 void wino_input(const uint8_t* const* planes, const Tiles8& map, uint32_t* room, uint32_t* v, int64_t position);
 void wino_weights(const int8_t* taps, int64_t row, const int* in, int n, const uint64_t* on, int inputs, int8_t* room,
                   uint32_t* to, int64_t position);

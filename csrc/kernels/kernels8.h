@@ -11,6 +11,7 @@ namespace cofire {
 constexpr int kSlack8 = 64;     // bytes of room after every array that a kernel walks
 constexpr int kMaxRows8 = 8;    // the most that Kernels8::tall_rows is
 constexpr int kDotPixels8 = 4;  // that Kernels8::dot takes at a time
+constexpr int kFilters8 = 64;   // that a line of weights of Kernels8::filters has
 
 // Where the sums of some filters go: Quantized in conv8.h has the formula. Pointers are null where there is nothing.
 struct Ending8 {
@@ -46,6 +47,17 @@ struct Walk8 {
 struct Ahead8 {
     const int8_t* rows[kMaxRows8];
     int64_t pitch;
+};
+
+// Weights that a call to come will read.
+struct Stretch8 {
+    const int8_t* from = nullptr;
+    int64_t bytes = 0;
+};
+
+// A pixel of an output, and the one of an input that a tap of it reads.
+struct Pixel8 {
+    int from, to;
 };
 
 // Neighbouring taps that meet neighbouring pixels: tap + t meets the pixel at x + pixel + t, t < taps.
@@ -142,6 +154,20 @@ struct Kernels8 {
     // cache lines. Up to 3 sums more are written.
     void (*dot)(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
                 int pixels, int32_t* sums);
+
+    // Filters in vectors, up to kFilters8 of them, each `vectors` full. Words of their weights for the inputs in[k],
+    // k < n: the weights for an input are a line of kFilters8 bytes, of which filter f has the one at places[f]. Word k
+    // of filter f goes to to[k * vectors * lanes + f]; the last is filled up with zeros.
+    void (*filter_words)(const int8_t* lines, const int* in, int n, const uint8_t* places, int vectors, uint32_t* to);
+
+    // sums[pixels[i].to * kFilters8 + f] += sum over k < n of the products of w[k * vectors * lanes + f] with
+    // x[k * pitch + pixels[i].from], i < count, f < vectors * lanes.
+    void (*filters)(const uint32_t* w, int vectors, int n, const uint32_t* x, int64_t pitch, const Pixel8* pixels,
+                    int count, int32_t* sums, const Stretch8& next);
+
+    // lines[f * pitch + i] = sums[i * kFilters8 + f], i < n, f < filters. Of both, whole vectors of filters and whole
+    // quads of pixels are touched.
+    void (*filter_lines)(const int32_t* sums, int filters, int n, int64_t pitch, int32_t* lines);
 
     // Winograd, at 36 positions of each tile. Words of the transformed inputs of two planes: tile t at position p goes
     // to v[p * position + t]. Up to a vector past a tile row is written.

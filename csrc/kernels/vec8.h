@@ -44,6 +44,7 @@ inline words load(const uint32_t* p) { return *reinterpret_cast<const words_anyw
 inline ints load(const int32_t* p) { return *reinterpret_cast<const ints_anywhere*>(p); }
 inline bytes load(const uint8_t* p) { return *reinterpret_cast<const bytes_anywhere*>(p); }
 inline void store(uint32_t* p, words x) { *reinterpret_cast<words_anywhere*>(p) = x; }
+inline void store(int32_t* p, ints x) { *reinterpret_cast<ints_anywhere*>(p) = x; }
 inline void store(float* p, floats x) { *reinterpret_cast<floats_anywhere*>(p) = x; }
 inline void store(uint8_t* p, bytes x) { *reinterpret_cast<bytes_anywhere*>(p) = x; }
 inline ints splat(int32_t x) { return x - ints{}; }

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
-#include "kernels/kernels.h"
+#include "conv8_common.h"
 
 namespace cofire {
 
@@ -32,15 +33,32 @@ Head8 head8_of(const Program& program, const Head& head, Arena& arena) {
     if (!form.u8() || form.scale > kLargestScale) return {};
     const int inputs = head.inputs(program.buffers[head.source]);
     Head8 found;
+    found.pitch = up(inputs, kLine8);
     for (int r = 0; r < head.rows; ++r) {
         found.factor.push_back(factor_of(head.weight + int64_t(r) * inputs, inputs));
         if (found.factor.back() == 0) return {};
     }
-    const int64_t size = int64_t(head.rows) * inputs;
-    int8_t* to = reinterpret_cast<int8_t*>(arena.take(size / 4 + kSlack));
-    for (int64_t k = 0; k < size; ++k) to[k] = int8_t(std::nearbyint(head.weight[k] / found.factor[k / inputs]));
+    int8_t* to = reinterpret_cast<int8_t*>(arena.take(head.rows * found.pitch / 4));
     found.weight = to;
+    for (int r = 0; r < head.rows; ++r, to += found.pitch) {
+        const float* row = head.weight + int64_t(r) * inputs;
+        for (int i = 0; i < inputs; ++i) to[i] = int8_t(std::nearbyint(row[i] / found.factor[r]));
+        found.total.push_back(std::accumulate(to, to + inputs, 0));
+    }
     return found;
+}
+
+WholeInputs::WholeInputs(const float* x, int n, int64_t pitch, uint8_t* planes) {
+    const auto [least, most] = std::minmax_element(x, x + n);
+    constexpr double kMost = (1 << 8 * kNumberBytes) - 1;
+    low = *least;
+    step = (double(*most) - low) / kMost;
+    const double inverse = step > 0 ? 1 / step : 0;
+    std::fill_n(planes, kNumberBytes * pitch, uint8_t(0));
+    for (int i = 0; i < n; ++i) {
+        const uint32_t number = uint32_t(std::min((x[i] - low) * inverse + 0.5, kMost));
+        for (int b = 0; b < kNumberBytes; ++b) planes[b * pitch + i] = uint8_t(number >> 8 * b);
+    }
 }
 
 }  // namespace cofire

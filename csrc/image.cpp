@@ -71,11 +71,12 @@ void Channels::list_on() {
 Image::Image(const Prepared& prepared, int threads)
     : prepared_(prepared),
       wide_(up(2 * widest(prepared.program), kLine) + kSlack),
-      arena_(prepared.plan.floats + prepared.room(threads) + (4 + 2 * threads) * wide_),
+      arena_(prepared.plan.floats + prepared.room(threads) + (4 + 3 * threads) * wide_),
       buffers_(arena_.take(prepared.plan.floats + kSlack)),
       room_(arena_.take(prepared.room(threads))),
       pooled_(arena_.take(wide_)),
       softmax_(arena_.take(threads * wide_)),
+      numbers_(reinterpret_cast<uint8_t*>(arena_.take(threads * wide_))),
       logits_(arena_.take(wide_)),
       biases_(arena_.take(threads * wide_)),
       macs_(2 * threads * kLine) {

@@ -69,6 +69,8 @@ class Image {
     void decide(int number, const Call& call, int index, const Member& member);
     void evaluate(int number, const Member& member);
     void multiply_rows(int number, const Member& member);
+    void multiply_bytes(const Head8& head, const std::vector<int>& rows, const float* input, int inputs,
+                        const Member& member);
     void pool_source(int number, const Member& member);
     void choose(const Op& op, float threshold);
     void set_factors(const Op& op, bool from_head);
@@ -123,7 +125,9 @@ class Image {
     const Prepared& prepared_;
     const int64_t wide_;  // floats for two numbers per channel
     Arena arena_;
-    float *const buffers_, *const room_, *const pooled_, *const softmax_, *const logits_, *const biases_;
+    float *const buffers_, *const room_, *const pooled_, *const softmax_;
+    uint8_t* const numbers_;  // of the inputs of a head in bytes
+    float *const logits_, *const biases_;
     std::vector<float> peaks_, sums_;                         // sums_: NaN where nobody took it
     std::vector<int64_t> peak_offsets_, sum_offsets_, macs_;  // macs_: per member, of this op and the one before
     std::vector<Channels> live_, masks_;                      // per buffer, per group

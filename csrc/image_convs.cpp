@@ -78,10 +78,11 @@ Upcoming Image::after(int number) const {
 
 Stretch Image::head_weights(int number) const {
     const Head& head = prepared_.program.ops[number].head;
-    const int64_t size = int64_t(head.rows) * head.inputs(shape(head.source));
-    if (!prepared_.heads8.empty() && prepared_.heads8[number].weight)
-        return {reinterpret_cast<const float*>(prepared_.heads8[number].weight), size / 4};
-    return {head.weight, size};
+    if (!prepared_.heads8.empty() && prepared_.heads8[number].weight) {
+        const Head8& bytes = prepared_.heads8[number];
+        return {reinterpret_cast<const float*>(bytes.weight), head.rows * bytes.pitch / 4};
+    }
+    return {head.weight, int64_t(head.rows) * head.inputs(shape(head.source))};
 }
 
 // Convs add a residual's planes as they lie; what is not live there may hold anything.

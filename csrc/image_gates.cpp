@@ -9,7 +9,9 @@ namespace cofire {
 
 namespace {
 
-constexpr int kStreams = 6;  // rows of a head that are read at a time
+// Rows of a head that are read at a time: those that lie far apart are streams of their own, which memory serves faster
+// than neighbours.
+constexpr int kStreams = 6;
 
 }  // namespace
 
@@ -59,28 +61,45 @@ void Image::multiply_rows(int number, const Member& member) {
     float* input = softmax_ + member.thread * wide_;
     std::copy_n(pooled_, inputs, input);
     if (head.softmax) prepared_.kernels.softmax(input, inputs);
-    // Rows that lie far apart are streams of their own, which memory serves faster than neighbours.
+    const Head8* bytes = prepared_.heads8.empty() ? nullptr : &prepared_.heads8[number];
+    if (bytes && bytes->weight) return multiply_bytes(*bytes, rows, input, inputs, member);
     const Range mine = member.share(int(rows.size()));
     const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
-    const Head8* bytes = prepared_.heads8.empty() ? nullptr : &prepared_.heads8[number];
     for (int f = mine.begin; f < mine.begin + apart; ++f) {
         const int size = std::min(kStreams, (mine.end - f + apart - 1) / apart);
-        const auto row = [&](int s) { return rows[f + s * apart]; };
-        float found[kStreams];
-        if (bytes && bytes->weight) {
-            const int8_t* weights[kStreams];
-            for (int s = 0; s < size; ++s) weights[s] = bytes->weight + int64_t(row(s)) * inputs;
-            prepared_.kernels.dot_bytes(weights, size, inputs, input, found, 1);
-            for (int s = 0; s < size; ++s) logits_[row(s)] = found[s] * bytes->factor[row(s)];
-            continue;
-        }
         const float *weights[kStreams], *ahead[kStreams];
         for (int s = 0; s < size; ++s) {
-            weights[s] = head.weight + int64_t(row(s)) * inputs;
+            weights[s] = head.weight + int64_t(rows[f + s * apart]) * inputs;
             ahead[s] = head.weight + int64_t(rows[std::min(f + s * apart + 1, int(rows.size()) - 1)]) * inputs;
         }
+        float found[kStreams];
         prepared_.kernels.dot(weights, size, inputs, input, 0, 1, found, 1, ahead);
-        for (int s = 0; s < size; ++s) logits_[row(s)] = found[s];
+        for (int s = 0; s < size; ++s) logits_[rows[f + s * apart]] = found[s];
+    }
+}
+
+// Sums of whole numbers, which are exact, whatever their order.
+void Image::multiply_bytes(const Head8& head, const std::vector<int>& rows, const float* input, int inputs,
+                           const Member& member) {
+    uint8_t* numbers = numbers_ + member.thread * wide_ * int64_t(sizeof(float));
+    const WholeInputs whole(input, inputs, head.pitch, numbers);
+    const uint8_t* planes[kNumberBytes];
+    for (int b = 0; b < kNumberBytes; ++b) planes[b] = numbers + b * head.pitch;
+    const Run8 run{0, 0, 1};
+    const Range mine = member.share(int(rows.size()));
+    const int apart = (mine.end - mine.begin + kStreams - 1) / kStreams;
+    for (int f = mine.begin; f < mine.begin + apart; ++f) {
+        const int size = std::min(kStreams, (mine.end - f + apart - 1) / apart);
+        const int8_t* weights[kStreams];
+        for (int s = 0; s < size; ++s) weights[s] = head.weight + rows[f + s * apart] * head.pitch;
+        int32_t sums[kStreams * kNumberBytes + 3];
+        prepared_.kernels8.dot(weights, size, &run, 1, head.pitch, planes, kNumberBytes, sums);
+        for (int s = 0; s < size; ++s) {
+            const int r = rows[f + s * apart];
+            double sum = 0;
+            for (int b = kNumberBytes - 1; b >= 0; --b) sum = sum * 256 + sums[s * kNumberBytes + b];
+            logits_[r] = float((sum * whole.step + whole.low * head.total[r]) * head.factor[r]);
+        }
     }
 }
 

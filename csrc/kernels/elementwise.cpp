@@ -282,52 +282,6 @@ void dot(const float* const* w, int rows, int nk, const float* x, int64_t ldx, i
     }
 }
 
-namespace {
-
-// Whole numbers as floats.
-inline vec floats_at(const int8_t* p) {
-#if defined(__AVX512F__)
-    return vec(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
-#elif defined(__AVX2__)
-    return vec(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))));
-#else
-    vec x;
-    for (int i = 0; i < kLanes; ++i) x[i] = p[i];
-    return x;
-#endif
-}
-
-template <int Rows>
-void dots_of_bytes(const int8_t* const* w, int nk, const float* x, float* out, int64_t ldo) {
-    constexpr int kStep = 64;  // a cache line
-    vec sums[Rows][2] = {};
-    int k = 0;
-    for (; k + kStep <= nk; k += kStep) {
-        for (int r = 0; r < Rows; ++r) fetch_weights(w[r] + k + kFar);
-        for (int at = k, half = 0; at < k + kStep; at += kLanes, half ^= 1) {
-            const vec inputs = load(x + at);
-            for (int r = 0; r < Rows; ++r) sums[r][half] += floats_at(w[r] + at) * inputs;
-        }
-    }
-    for (; k + kLanes <= nk; k += kLanes)
-        for (int r = 0; r < Rows; ++r) sums[r][0] += floats_at(w[r] + k) * load(x + k);
-    for (int r = 0; r < Rows; ++r) {
-        const vec total = sums[r][0] + sums[r][1];
-        float value = 0;
-        for (int lane = 0; lane < kLanes; ++lane) value += total[lane];
-        for (int rest = k; rest < nk; ++rest) value += float(w[r][rest]) * x[rest];
-        out[r * ldo] = value;
-    }
-}
-
-}  // namespace
-
-void dot_bytes(const int8_t* const* w, int rows, int nk, const float* x, float* out, int64_t ldo) {
-    int r = 0;
-    for (; r + 6 <= rows; r += 6) dots_of_bytes<6>(w + r, nk, x, out + r * ldo, ldo);
-    for (; r < rows; ++r) dots_of_bytes<1>(w + r, nk, x, out + r * ldo, ldo);
-}
-
 void maximum(const float* x, int n, float* y) {
     int i = 0;
     for (; i + kLanes <= n; i += kLanes) store(y + i, either(load(x + i), load(y + i)));

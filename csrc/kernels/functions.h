@@ -21,7 +21,6 @@ void dots(const float* const* w, int rows, const Tap* taps, int count, int lengt
           bool adds, float* const* to, int64_t ldo);
 void add_lanes(const float* x, int n, float* to);
 void filters(const Strips& strips, const Planes& x, const FilterEnding& ending);
-void dot_bytes(const int8_t* const* w, int rows, int nk, const float* x, float* out, int64_t ldo);
 void depthwise(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width, float bias,
                Act act, float slope, float* y, float* peak);
 void depthwise3(const float* x, Shape shape, int stride, int top_padding, int left_padding, const float* zeros,

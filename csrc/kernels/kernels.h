@@ -124,10 +124,6 @@ struct Kernels {
     // i; for the filters f of whole strips, some of which may mean nothing.
     void (*filters)(const Strips& strips, const Planes& x, const FilterEnding& ending);
 
-    // out[r * ldo] = sum over k of w[r][k] * x[k], r < rows, as dot does; each row is followed by that of the next
-    // call.
-    void (*dot_bytes)(const int8_t* const* w, int rows, int nk, const float* x, float* out, int64_t ldo);
-
     // One channel of a depthwise conv: y[l * width + i] = act(bias + sum over t of w[t] * x[l * pitch + at[t] + i]),
     // for `lines` lines of `width`; the largest goes into *peak as in finish.
     void (*depthwise)(const float* x, int pitch, const int* at, const float* w, int taps, int lines, int width,

@@ -171,6 +171,25 @@ inline words odd(words a, words b) {
 // What neighbouring lanes of two vectors add up to, as one.
 inline ints neighbours(ints a, ints b) { return ints(even(words(a), words(b)) + odd(words(a), words(b))); }
 
+#if defined(__SSSE3__)
+// For each set of 8 places those that are in it, then none: shuffles that bring what is live together.
+struct Places {
+    uint8_t of[256][8];
+    constexpr Places() : of() {
+        for (int set = 0; set < 256; ++set)
+            for (int i = 0, n = 0; n < 8; ++i)
+                if (i >= 8 || set >> i & 1) of[set][n++] = i < 8 ? uint8_t(i) : uint8_t(0x80);
+    }
+};
+alignas(64) constexpr Places kPlaces;
+
+// The bytes of p[0 .. 8) in `set`, side by side, zeros behind them.
+inline __m128i live_bytes(const int8_t* p, unsigned set) {
+    const auto eight = [](const void* from) { return _mm_loadl_epi64(static_cast<const __m128i*>(from)); };
+    return _mm_shuffle_epi8(eight(p), eight(kPlaces.of[set]));
+}
+#endif
+
 // sum + the products of the two channels of 16 bits in words
 inline ints multiplied_pairs(ints sum, words pixels, words weights) {
 #if defined(__AVX512VNNI__)

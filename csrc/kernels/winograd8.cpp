@@ -94,6 +94,13 @@ inline void compact(const int8_t* row, const int* in, int n, const uint64_t* on,
         to += __builtin_popcountll(*on);
     }
     *to = 0;
+#elif defined(__SSSE3__)
+    for (int i = 0; i < inputs; i += 8) {
+        const unsigned set = on[i / 64] >> i % 64 & 0xff;
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(to), live_bytes(row + i, set));
+        to += __builtin_popcount(set);
+    }
+    *to = 0;
 #else
     for (int k = 0; k < n; ++k) to[k] = row[in[k]];
     to[n] = 0;

@@ -64,6 +64,54 @@ class Tables8 {
     std::vector<uint8_t> order_;
 };
 
+// Those of Kernels8::depthwise_lines, if 16 bytes are enough for half a vector.
+class Lines8 {
+   public:
+    Lines8(const Kernels8& kernels, const Op& op, const Quantized& q, Shape x, Shape y, int words) : x_(x), y_(y) {
+        const int half = kernels.lanes / 2, stride = op.stride.w;
+        fits_ = kernels.depthwise_lines && (half - 1) * stride + (op.kernel.w - 1) * op.dilation.w < kReach;
+        if (!fits_) return;
+        for (int first = 0; first < y.w; first += kernels.lanes) {
+            const auto inside = [&](int column) {  // of the plane, from which the first tap there is reads
+                return std::min(std::max(column * stride - op.padding.left, 0), x.w - 1);
+            };
+            const int at[2] = {inside(first), inside(first + half)};
+            strips_.push_back({first, std::min(kernels.lanes, y.w - first), at[0], at[1] - at[0]});
+            for (int word = 0; word < words; ++word)
+                for (int lane = 0; lane < kernels.lanes; ++lane)
+                    for (int tap = word * kernels.channels; tap < (word + 1) * kernels.channels; ++tap) {
+                        const int place = (first + lane) * stride + tap * op.dilation.w - op.padding.left;
+                        const bool counts = first + lane < y.w && tap < op.kernel.w, reads = place >= 0 && place < x.w;
+                        const int bytes = 4 / kernels.channels;
+                        order_.push_back(counts && reads ? uint8_t(place - at[lane / half]) : kNone);
+                        paddings_.push_back(counts && !reads ? uint8_t(q.zero_in) : uint8_t(0));
+                        order_.resize(order_.size() + bytes - 1, kNone);
+                        paddings_.resize(order_.size(), uint8_t(0));
+                    }
+        }
+    }
+
+    bool fit() const { return fits_; }
+    LinesMap8 map(const Op& op, int words, int zero_in) const {
+        return {x_.h,           x_.w,
+                y_.h,           y_.w,
+                op.kernel.h,    words,
+                op.stride.h,    op.dilation.h,
+                op.padding.top, zero_in,
+                strips_.data(), int(strips_.size()),
+                order_.data(),  paddings_.data()};
+    }
+
+   private:
+    static constexpr int kReach = 16;       // bytes
+    static constexpr uint8_t kNone = 0x80;  // of a shuffle
+
+    const Shape x_, y_;
+    bool fits_ = false;
+    std::vector<LinesStrip8> strips_;
+    std::vector<uint8_t> order_, paddings_;
+};
+
 class Depthwise8 final : public AbstractConv8 {
    public:
     Depthwise8(const Kernels8& kernels, const Op& op, const Quantized& quantized, Shape x, Shape y, Arena& arena)
@@ -75,6 +123,7 @@ class Depthwise8 final : public AbstractConv8 {
           taps_(op.kernel.h * op.kernel.w),
           words_((op.kernel.w + kernels.channels - 1) / kernels.channels),
           tables_(kernels, op, x, y, words_),
+          lines_(kernels, op, quantized, x, y, words_),
           size_(int64_t(y.c) * op.kernel.h * words_),
           weights_(reinterpret_cast<uint32_t*>(arena.take(size_))),
           totals_(y.c) {
@@ -108,6 +157,7 @@ class Depthwise8 final : public AbstractConv8 {
         const Range mine = member.share(call.n_out);
         const int *live = call.in, *stop = call.in + call.n_in;
         const Depthwise8Map map = tables_.map(op_, y_, words_, q_.zero_in);
+        const LinesMap8 lines = lines_.map(op_, words_, q_.zero_in);
         Ending8 ending = ending_of(q_);
         int64_t macs = 0;
         for (int f = mine.begin; f < mine.end; ++f) {
@@ -120,6 +170,8 @@ class Depthwise8 final : public AbstractConv8 {
             const uint32_t* weights = weights_ + int64_t(o) * op_.kernel.h * words_;
             if (reads && tables_.fit()) {
                 kernels_.depthwise(plane, weights, map, ending);
+            } else if (reads && lines_.fit()) {
+                kernels_.depthwise_lines(plane, weights, lines, ending);
             } else {
                 if (reads) pack(plane, line, packed);
                 const Walk8 walk{packed, at_.data(), reads ? op_.kernel.h : 0, words_, pitch_};
@@ -165,6 +217,7 @@ class Depthwise8 final : public AbstractConv8 {
     const Shape x_, y_;
     const int taps_, words_;  // words of a kernel's line
     const Tables8 tables_;
+    const Lines8 lines_;
     const int64_t size_;  // words of all weights
     uint32_t* const weights_;
     std::vector<int32_t> totals_;  // of each filter's weights

@@ -106,5 +106,37 @@ inline void finish_some(ints sum, int i, int n, const Rounding& rounding, const 
     if (filter.sums) kept.total += q;
 }
 
+// Pixels [i, i + n) of a filter, n <= kLanes, and as many of the next lines, `pitch` apart.
+template <int Lines>
+inline void finish_lines(const ints* sum, int i, int pitch, int n, const Rounding& rounding, const Filter& filter,
+                         Kept& kept) {
+    if (filter.residual || filter.y_float) {
+        for (int l = 0; l < Lines; ++l) finish_some(sum[l], i + l * pitch, n, rounding, filter, kept);
+        return;
+    }
+    ints q[Lines];
+    uint8_t packed[Lines * kLanes];
+#pragma GCC unroll 4
+    for (int l = 0; l < Lines; ++l)
+        q[l] = rounding.rounded(__builtin_convertvector(sum[l], floats) * filter.multiplier);
+    put<Lines>(packed, q);
+    uint8_t* y = filter.y + i;
+    if (n == kLanes) {
+#pragma GCC unroll 4
+        for (int l = 0; l < Lines; ++l) store(y + int64_t(l) * pitch, load(packed + l * kLanes));
+    } else {
+        for (int l = 0; l < Lines; ++l) store_some(y + int64_t(l) * pitch, load(packed + l * kLanes), n);
+    }
+    if (!filter.peaks && !filter.sums) return;
+    ints best = first(q[0], n), all = best;
+#pragma GCC unroll 4
+    for (int l = 1; l < Lines; ++l) {
+        const ints next = first(q[l], n);
+        best = next > best ? next : best, all += next;
+    }
+    kept.best = best > kept.best ? best : kept.best;
+    kept.total += all;
+}
+
 }  // namespace COFIRE_ISA
 }  // namespace cofire

@@ -36,6 +36,11 @@ constexpr void (*pair)(const uint32_t*, const uint32_t*, int, uint32_t*) = nullp
 constexpr void (*wino_pairs)(const uint32_t*, int64_t, int, const uint32_t*, int, int64_t, int32_t*, int64_t) = nullptr;
 constexpr void (*wino_finish)(const int32_t*, int64_t, const Finish8Map&, const Ending8&) = nullptr;
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+void depthwise_lines(const uint8_t* plane, const uint32_t* w, const LinesMap8& map, const Ending8& ending);
+#else
+constexpr void (*depthwise_lines)(const uint8_t*, const uint32_t*, const LinesMap8&, const Ending8&) = nullptr;
+#endif
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

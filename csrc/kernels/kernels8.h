@@ -87,6 +87,23 @@ struct Depthwise8Map {
     const uint8_t* order;  // (word, 64): places of the table that make the words of a vector
 };
 
+// The same where a shuffle reaches 16 bytes. A vector is a line of a strip of up to `lanes` columns. Of each line of
+// the kernel its first half needs the bytes of the plane from `at` on, the other those that lie `half` behind them.
+struct LinesStrip8 {
+    int first, width;  // columns
+    int64_t at, half;
+};
+struct LinesMap8 {
+    int height, width;  // of the plane
+    int lines, pitch, kernel_lines, words;
+    int stride, dilation, top;  // of lines
+    int zero_in;
+    const LinesStrip8* strips;
+    int strip_count;
+    // (strip, word, 4 * lanes): which of a half's 16 bytes goes where, or 0x80; and paddings, zero elsewhere
+    const uint8_t *order, *paddings;
+};
+
 // The tile rows [row, row + rows) of a map of 4 x 4 outputs each, `across` in a row, that a 3 x 3 conv makes of planes
 // with paddings of `top` and `left`.
 struct Tiles8 {
@@ -196,8 +213,9 @@ struct Kernels8 {
     // than wino_output and finish.
     void (*wino_finish)(const int32_t* products, int64_t position, const Finish8Map& map, const Ending8& ending);
 
-    // One filter of a depthwise conv; null where there is nothing faster than gemm.
+    // One filter of a depthwise conv. Where both are null, nothing is faster than gemm.
     void (*depthwise)(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map, const Ending8& ending);
+    void (*depthwise_lines)(const uint8_t* plane, const uint32_t* w, const LinesMap8& map, const Ending8& ending);
 
     // n sums of filter `row` of an ending, finished; null: sums of zero, and without the start. Whole vectors of sums
     // are read.

@@ -75,6 +75,10 @@ inline bytes narrowed(ints x) {
 inline int32_t total(ints x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32(__m512i(x));
+#elif defined(__AVX2__)
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(__m256i(x)), _mm256_extracti128_si256(__m256i(x), 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 #else
     uint32_t sum = 0;
     for (int i = 0; i < kLanes; ++i) sum += uint32_t(x[i]);
@@ -85,6 +89,10 @@ inline int32_t total(ints x) {
 inline int32_t largest(ints x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_epi32(__m512i(x));
+#elif defined(__AVX2__)
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128(__m256i(x)), _mm256_extracti128_si256(__m256i(x), 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
 #else
     int32_t best = x[0];
     for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;
@@ -101,13 +109,33 @@ inline words both(const uint32_t* p) {
 }
 #endif
 
+#if !defined(__AVX512BW__)
+// Copies n < 8 bytes to or from a number of 64 bits, piece by piece.
+inline uint64_t first_bytes(const uint8_t* p, int n) {
+    uint64_t all = 0;
+    uint32_t four;
+    uint16_t two;
+    if (n & 1) all = p[n - 1];
+    if (n & 2) __builtin_memcpy(&two, p + (n & 4), 2), all = all << 16 | two;
+    if (n & 4) __builtin_memcpy(&four, p, 4), all = all << 32 | four;
+    return all;
+}
+inline void put_first_bytes(uint8_t* p, uint64_t all, int n) {
+    if (n & 4) __builtin_memcpy(p, &all, 4), p += 4, all >>= 32;
+    if (n & 2) __builtin_memcpy(p, &all, 2), p += 2, all >>= 16;
+    if (n & 1) *p = uint8_t(all);
+}
+#endif
+
 // Vectors of which the first n <= kLanes lanes count: no memory past them is touched, the other lanes are zero.
 inline bytes load_some(const uint8_t* p, int n) {
 #if defined(__AVX512BW__)
     return bytes(_mm_maskz_loadu_epi8(__mmask16((1u << n) - 1), p));
 #else
-    bytes x = {};
-    for (int i = 0; i < n; ++i) x[i] = p[i];
+    if (n == kLanes) return load(p);
+    const uint64_t all = first_bytes(p, n);
+    bytes x;
+    __builtin_memcpy(&x, &all, sizeof(x));
     return x;
 #endif
 }
@@ -116,7 +144,10 @@ inline void store_some(uint8_t* p, bytes x, int n) {
 #if defined(__AVX512BW__)
     _mm_mask_storeu_epi8(p, __mmask16((1u << n) - 1), __m128i(x));
 #else
-    for (int i = 0; i < n; ++i) p[i] = x[i];
+    if (n == kLanes) return store(p, x);
+    uint64_t all = 0;
+    __builtin_memcpy(&all, &x, sizeof(x));
+    put_first_bytes(p, all, n);
 #endif
 }
 
@@ -124,8 +155,9 @@ inline ints first(ints x, int n) {
 #if defined(__AVX512BW__)
     return ints(_mm512_maskz_mov_epi32(__mmask16((1u << n) - 1), __m512i(x)));
 #else
-    for (int i = n; i < kLanes; ++i) x[i] = 0;
-    return x;
+    ints lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
+    return x & (lane < splat(int32_t(n)));
 #endif
 }
 
@@ -139,6 +171,21 @@ inline void put(uint8_t* to, const ints* x) {
         const __m512i two = _mm512_packus_epi32(__m512i(x[2]), __m512i(x[3]));
         _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, _mm512_packus_epi16(one, two)));
         return put<Vectors - 4>(to + 64, x + 4);
+    }
+#endif
+#if defined(__AVX2__) && !defined(__AVX512BW__)
+    if constexpr (Vectors >= 4) {
+        const __m256i one = _mm256_packs_epi32(__m256i(x[0]), __m256i(x[1]));
+        const __m256i two = _mm256_packs_epi32(__m256i(x[2]), __m256i(x[3]));
+        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                            _mm256_permutevar8x32_epi32(_mm256_packus_epi16(one, two), order));
+        return put<Vectors - 4>(to + 32, x + 4);
+    } else if constexpr (Vectors >= 2) {
+        const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(__m256i(x[0]), __m256i(x[1])), 0xd8);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                         _mm_packus_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
+        return put<Vectors - 2>(to + 16, x + 2);
     }
 #endif
 #pragma GCC unroll 8

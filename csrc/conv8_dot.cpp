@@ -14,8 +14,9 @@ constexpr int kPacking8 = 6;  // products that take as long as to pack a cache l
 // Pixels with the same taps inside the map.
 struct Alike {
     std::vector<Run8> runs;
-    std::vector<int> pixels;  // of the output,
-    std::vector<int> first;   // and what the first tap of each reads
+    std::vector<int> pixels;       // of the output,
+    std::vector<int> first;        // and what the first tap of each reads
+    std::vector<int32_t> lacking;  // of each filter's sums: see Kernels8::dot_lacks
 };
 
 class Dot8 final : public AbstractConv8 {
@@ -110,7 +111,14 @@ class Dot8 final : public AbstractConv8 {
                     alike.runs.push_back({ky * op_.kernel.w + kx, line + (kx - across.begin) * op_.dilation.w, step});
             }
         }
-        for (auto& [key, alike] : found) alike_.push_back(std::move(alike));
+        for (auto& [key, alike] : found) {
+            alike.lacking.resize(y_.c);
+            for (int o = 0; kernels_.dot_lacks && o < y_.c; ++o)
+                for (const Run8& run : alike.runs)
+                    alike.lacking[o] += kernels_.dot_lacks(
+                        reinterpret_cast<const int8_t*>(memory_) + o * pitch_ + run.tap * row_, int(run.taps * row_));
+            alike_.push_back(std::move(alike));
+        }
     }
 
     // The inputs of each pixel side by side, those that are live or all, and zeros behind them.
@@ -161,7 +169,9 @@ class Dot8 final : public AbstractConv8 {
                 int32_t found[kRows8 * kDotPixels8 + 3];
                 kernels_.dot(rows, size, alike.runs.data(), int(alike.runs.size()), walk.row, x, count, found);
                 for (int r = 0; r < size; ++r)
-                    for (int i = 0; i < count; ++i) sums[r * pitch + alike.pixels[begin + i]] = found[r * count + i];
+                    for (int i = 0; i < count; ++i)
+                        sums[r * pitch + alike.pixels[begin + i]] =
+                            int32_t(uint32_t(found[r * count + i]) + uint32_t(alike.lacking[filters[r]]));
             }
         Ending8 ending = ending_of(q_);
         for (int r = 0; r < size; ++r) {

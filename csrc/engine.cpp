@@ -133,7 +133,8 @@ Engine::Engine(Program program, const std::string& kernel, const std::string& tu
         prepared.head_rows.push_back(op.decides ? rows_of(prepared.program, op.head) : std::vector<int>());
     for (const Op& op : ops)
         if (!reference)
-            prepared.heads8.push_back(op.decides ? head8_of(prepared.program, op.head, prepared.arena) : Head8{});
+            prepared.heads8.push_back(
+                op.decides ? head8_of(prepared.program, op.head, prepared.kernels8, prepared.arena) : Head8{});
     check_memory(prepared.bytes(), limits);
 }
 

@@ -28,7 +28,7 @@ float factor_of(const float* row, int inputs) {
 
 }  // namespace
 
-Head8 head8_of(const Program& program, const Head& head, Arena& arena) {
+Head8 head8_of(const Program& program, const Head& head, const Kernels8& kernels, Arena& arena) {
     const Form& form = program.forms[head.source];
     if (!form.u8() || form.scale > kLargestScale) return {};
     const int inputs = head.inputs(program.buffers[head.source]);
@@ -44,6 +44,7 @@ Head8 head8_of(const Program& program, const Head& head, Arena& arena) {
         const float* row = head.weight + int64_t(r) * inputs;
         for (int i = 0; i < inputs; ++i) to[i] = int8_t(std::nearbyint(row[i] / found.factor[r]));
         found.total.push_back(std::accumulate(to, to + inputs, 0));
+        found.lacks.push_back(kernels.dot_lacks ? kernels.dot_lacks(to, inputs) : 0);
     }
     return found;
 }

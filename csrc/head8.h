@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "floats.h"
+#include "kernels/kernels8.h"
 #include "program.h"
 
 namespace cofire {
@@ -17,11 +18,12 @@ struct Head8 {
         nullptr;                 // (rows, pitch), zeros behind the inputs; null: the head's weights are no such numbers
     int64_t pitch = 0;           // whole cache lines
     std::vector<float> factor;   // of each row,
-    std::vector<int32_t> total;  // and what its numbers add up to
+    std::vector<int32_t> total;  // what its numbers add up to,
+    std::vector<int32_t> lacks;  // and what Kernels8::dot leaves out of their products
 };
 
 // Of the head of an op that decides. Only heads that read bytes, whose sums cannot overflow.
-Head8 head8_of(const Program& program, const Head& head, Arena& arena);
+Head8 head8_of(const Program& program, const Head& head, const Kernels8& kernels, Arena& arena);
 
 // A head's inputs as whole numbers of kNumberBytes, x = low + number * step: of the largest, that says as much as a
 // float. Byte b of all of them lies at planes + b * pitch, zeros behind them. Sums of such numbers with those of a row

@@ -97,7 +97,8 @@ void Image::multiply_bytes(const Head8& head, const std::vector<int>& rows, cons
         for (int s = 0; s < size; ++s) {
             const int r = rows[f + s * apart];
             double sum = 0;
-            for (int b = kNumberBytes - 1; b >= 0; --b) sum = sum * 256 + sums[s * kNumberBytes + b];
+            for (int b = kNumberBytes - 1; b >= 0; --b)
+                sum = sum * 256 + double(sums[s * kNumberBytes + b]) + head.lacks[r];
             logits_[r] = float((sum * whole.step + whole.low * head.total[r]) * head.factor[r]);
         }
     }

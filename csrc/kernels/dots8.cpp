@@ -9,10 +9,46 @@ namespace {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kRows = 6;  // of 32 registers
+#elif defined(__AVX2__)
+constexpr int kRows = 3;  // of 16, and inputs come from memory
 #else
-constexpr int kRows = 2;  // of 16
+constexpr int kRows = 2;
 #endif
 static_assert(kRows <= kMaxRows8, "arrays hold kMaxRows8");
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+
+// Bytes times bytes: the sum of two products overflows 16 bits unless one factor is as small as -128 .. 127 and the
+// other has no sign. So weights are |w|, and inputs x - 128 where w >= 0, else 127 - x: either is x with some bits
+// flipped. Kernels8::dot_lacks says what that leaves out.
+constexpr int kBytes = 32;
+struct Weights {
+    __m256i size, flips;
+    explicit Weights(const int8_t* p) {
+        const __m256i w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        size = _mm256_abs_epi8(w);
+        flips = _mm256_xor_si256(_mm256_cmpgt_epi8(_mm256_setzero_si256(), w), _mm256_set1_epi8(char(0x80)));
+    }
+};
+typedef __m256i Inputs;
+inline Inputs inputs_of(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+inline ints multiplied_bytes(ints sum, Inputs x, const Weights& w) {
+    const __m256i pairs = _mm256_maddubs_epi16(w.size, _mm256_xor_si256(x, w.flips));
+    return wrapped(sum, ints(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
+}
+
+#else
+
+constexpr int kBytes = kAlong;
+struct Weights {
+    words all;
+    explicit Weights(const int8_t* p) : all(weights_at(p)) {}
+};
+typedef words Inputs;
+inline Inputs inputs_of(const uint8_t* p) { return inputs_at(p); }
+inline ints multiplied_bytes(ints sum, Inputs x, const Weights& w) { return multiplied(sum, x, w.all); }
+
+#endif
 
 // What the lanes of each vector add up to, four vectors at a time.
 inline void totals(const ints* x, int n, int32_t* to) {
@@ -26,6 +62,13 @@ inline void totals(const ints* x, int n, int32_t* to) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
                          _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
     }
+#elif defined(__AVX2__)
+    for (int i = 0; i < n; i += 4) {
+        const __m256i ab = _mm256_hadd_epi32(__m256i(x[i]), __m256i(x[i + 1]));
+        const __m256i all = _mm256_hadd_epi32(ab, _mm256_hadd_epi32(__m256i(x[i + 2]), __m256i(x[i + 3])));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
+                         _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+    }
 #else
     for (int i = 0; i < n; ++i) to[i] = total(x[i]);
 #endif
@@ -38,16 +81,16 @@ void dots(const int8_t* const* w, const Run8* runs, int count, int64_t row, cons
     for (int run = 0; run < count; ++run) {
         const int64_t begin = runs[run].tap * row, end = begin + runs[run].taps * row;
         const int64_t shift = runs[run].pixel * row - begin;
-        for (int64_t k = begin; k < end; k += kAlong) {
-            words pixels[Pixels];
+        for (int64_t k = begin; k < end; k += kBytes) {
+            Inputs pixels[Pixels];
 #pragma GCC unroll 4
-            for (int i = 0; i < Pixels; ++i) pixels[i] = inputs_at(x[i] + shift + k);
+            for (int i = 0; i < Pixels; ++i) pixels[i] = inputs_of(x[i] + shift + k);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
-                const words weights = weights_at(w[r] + k);
+                const Weights weights(w[r] + k);
 #pragma GCC unroll 4
                 for (int i = 0; i < Pixels; ++i)
-                    sum[r * Pixels + i] = multiplied(sum[r * Pixels + i], pixels[i], weights);
+                    sum[r * Pixels + i] = multiplied_bytes(sum[r * Pixels + i], pixels[i], weights);
             }
         }
     }
@@ -78,6 +121,14 @@ void dot(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t 
          int pixels, int32_t* sums) {
     rows_of<kRows>(w, rows, runs, count, row, x, pixels, sums);
 }
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+int32_t dot_lacks(const int8_t* w, int n) {
+    int32_t lacking = 0;
+    for (int i = 0; i < n; ++i) lacking += w[i] < 0 ? 127 * w[i] : 128 * w[i];
+    return lacking;
+}
+#endif
 
 }  // namespace COFIRE_ISA
 }  // namespace cofire

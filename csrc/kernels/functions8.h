@@ -13,6 +13,11 @@ int64_t sum(const uint8_t* x, int n);
 void max_pool(const uint8_t* x, const Pool8Map& map, uint8_t* line, uint8_t* y);
 void dot(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
          int pixels, int32_t* sums);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+int32_t dot_lacks(const int8_t* w, int n);
+#else
+constexpr int32_t (*dot_lacks)(const int8_t*, int) = nullptr;
+#endif
 
 void filter_words(const int8_t* lines, const int* in, int n, const uint8_t* places, int vectors, uint32_t* to);
 void filters(const uint32_t* w, int vectors, int n, const uint32_t* x, int64_t pitch, const Pixel8* pixels, int count,

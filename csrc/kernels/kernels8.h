@@ -172,6 +172,9 @@ struct Kernels8 {
     void (*dot)(const int8_t* const* w, int rows, const Run8* runs, int count, int64_t row, const uint8_t* const* x,
                 int pixels, int32_t* sums);
 
+    // What each sum of dot lacks by n of its weights, whatever the inputs; null: nothing.
+    int32_t (*dot_lacks)(const int8_t* w, int n);
+
     // Filters in vectors, up to kFilters8 of them, each `vectors` full. Words of their weights for the inputs in[k],
     // k < n: the weights for an input are a line of kFilters8 bytes, of which filter f has the one at places[f]. Word k
     // of filter f goes to to[k * vectors * lanes + f]; the last is filled up with zeros.

@@ -1,6 +1,7 @@
 // Convs on small maps, linear layers among them: dot products along the channels, pixel by pixel. Taps that lie beside
 // the map are left out, which are half of all on the smallest maps. The weights are read as they lie, so that
 // inputs that are off are zeros here, unless a filter has so many products that it is worth to pack its weights.
+#include <cstring>
 #include <map>
 
 #include "conv8_common.h"
@@ -8,8 +9,9 @@
 namespace cofire {
 namespace {
 
-constexpr int kRows8 = 6;     // filters at a time
-constexpr int kPacking8 = 6;  // products that take as long as to pack a cache line of weights
+constexpr int kRows8 = 6;      // filters at a time
+constexpr int kTogether8 = 8;  // inputs of a pixel that are laid in one go
+constexpr int kPacking8 = 6;   // products that take as long as to pack a cache line of weights
 
 // Pixels with the same taps inside the map.
 struct Alike {
@@ -127,20 +129,23 @@ class Dot8 final : public AbstractConv8 {
         uint8_t *dead = walk.planes, *none = dead + up(x_.area(), kLine8);
         std::fill_n(dead, x_.area(), uint8_t(q_.zero_in));
         std::fill_n(none, x_.area(), uint8_t(0));
-        const Range mine = member.share(int(walk.row / 4));
-        for (int word = mine.begin; word < mine.end; ++word) {
-            const uint8_t* planes[4];
-            uint8_t* to = walk.inputs + 4 * word;
-            for (int c = 0; c < 4; ++c) {
-                const int k = 4 * word + c, i = k >= channels ? -1 : walk.live.whole ? k : walk.live.list[k];
+        const Range mine = member.share(int(walk.row / kTogether8));
+        for (int part = mine.begin; part < mine.end; ++part) {
+            const uint8_t* planes[kTogether8];
+            uint8_t* to = walk.inputs + kTogether8 * part;
+            for (int c = 0; c < kTogether8; ++c) {
+                const int k = kTogether8 * part + c, i = k >= channels ? -1 : walk.live.whole ? k : walk.live.list[k];
                 planes[c] = i < 0 ? none : walk.live.has(i) ? call.x + int64_t(i) * x_.area() : dead;
                 for (int pixel = 0; has_border() && pixel < high_ * wide_; ++pixel)
                     to[pixel * walk.row + c] = i < 0 ? uint8_t(0) : uint8_t(q_.zero_in);
             }
             to += (int64_t(border_.top) * wide_ + border_.left) * walk.row;
             for (int y = 0, pixel = 0; y < x_.h; ++y, to += (wide_ - x_.w) * walk.row)
-                for (int x = 0; x < x_.w; ++x, ++pixel, to += walk.row)
-                    for (int c = 0; c < 4; ++c) to[c] = planes[c][pixel];
+                for (int x = 0; x < x_.w; ++x, ++pixel, to += walk.row) {
+                    uint8_t bytes[kTogether8];
+                    for (int c = 0; c < kTogether8; ++c) bytes[c] = planes[c][pixel];
+                    std::memcpy(to, bytes, kTogether8);
+                }
         }
     }
 

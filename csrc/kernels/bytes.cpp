@@ -311,8 +311,25 @@ void depthwise(const uint8_t* plane, const uint32_t* w, const Depthwise8Map& map
 
 constexpr void (*depthwise)(const uint8_t*, const uint32_t*, const Depthwise8Map&, const Ending8&) = nullptr;
 
-int32_t gather(const int8_t* row, const int* in, int n, const uint64_t* on, int inputs, bool, uint32_t* to) {
-    int32_t sum = 0;
+#if defined(__SSE4_1__)
+template <bool Sums>
+inline int32_t gathered(const int8_t* row, const uint64_t* on, int inputs, uint32_t* to) {
+    int16_t* next = reinterpret_cast<int16_t*>(to);
+    __m128i all = _mm_setzero_si128();
+    for (int i = 0; i < inputs; i += 8) {
+        const unsigned set = on[i / 64] >> i % 64 & 0xff;
+        const __m128i live = _mm_cvtepi8_epi16(live_bytes(row + i, set));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(next), live);
+        if constexpr (Sums) all = _mm_add_epi32(all, _mm_madd_epi16(live, _mm_set1_epi16(1)));
+        next += __builtin_popcount(set);
+    }
+    *next = 0;
+    all = _mm_hadd_epi32(all, all);
+    return _mm_cvtsi128_si32(_mm_hadd_epi32(all, all));
+}
+#endif
+
+int32_t gather(const int8_t* row, const int* in, int n, const uint64_t* on, int inputs, bool sums, uint32_t* to) {
     if (n == inputs && n % kAlong == 0) {
         ints all = {};
         for (int k = 0; k < n; k += kAlong) {
@@ -323,26 +340,16 @@ int32_t gather(const int8_t* row, const int* in, int n, const uint64_t* on, int 
         return total(all);
     }
 #if defined(__SSE4_1__)
-    int16_t* next = reinterpret_cast<int16_t*>(to);
-    __m128i all = _mm_setzero_si128();
-    for (int i = 0; i < inputs; i += 8) {
-        const unsigned set = on[i / 64] >> i % 64 & 0xff;
-        const __m128i live = _mm_cvtepi8_epi16(live_bytes(row + i, set));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(next), live);
-        all = _mm_add_epi32(all, _mm_madd_epi16(live, _mm_set1_epi16(1)));
-        next += __builtin_popcount(set);
-    }
-    *next = 0;
-    all = _mm_hadd_epi32(all, all);
-    sum = _mm_cvtsi128_si32(_mm_hadd_epi32(all, all));
+    return (sums ? gathered<true> : gathered<false>)(row, on, inputs, to);
 #else
+    int32_t sum = 0;
     for (int k = 0; k < n; k += 2) {
         const int first = row[in[k]], second = k + 1 < n ? row[in[k + 1]] : 0;
         sum += first + second;
         to[k / 2] = uint32_t(first & 0xffff) | uint32_t(second) << 16;
     }
-#endif
     return sum;
+#endif
 }
 
 #endif

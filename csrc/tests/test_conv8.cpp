@@ -136,6 +136,10 @@ std::vector<int> mask(int width, Keep keep, Numbers& numbers) {
     return on;
 }
 
+// What weights and inputs are: any; those of the largest sums; those at which products of bytes, taken two by two,
+// begin to leave 16 bits.
+enum class Values { any, largest, edges };
+
 struct Result {
     std::vector<uint8_t> y;
     std::vector<float> y_float;
@@ -163,14 +167,20 @@ struct Case {
     std::vector<uint8_t> input, residual, residual_on;
     bool adds, in_place, keeps;
 
-    Case(const Layer& made, Keep inputs, Keep filters, bool saturates, Numbers& numbers)
+    Case(const Layer& made, Keep inputs, Keep filters, Values values, Numbers& numbers)
         : layer(made), x(made.x), y(made.y()), op(made.op()) {
         const int64_t each = int64_t(x.c / op.groups) * op.kernel.h * op.kernel.w;
         weight = numbers.list<int8_t>(each * y.c, -127, 127);
         bias = numbers.list<int32_t>(y.c, -20000, 20000);
         input = numbers.list<uint8_t>(x.size() + kSlack8, 0, 255);
         q.zero_in = numbers.coin() ? 0 : numbers.in(0, 255);
-        if (saturates) {
+        if (values == Values::edges) {
+            constexpr int kWeights[] = {-128, -127, -65, -64, -1, 0, 63, 64, 65, 127},
+                          kInputs[] = {0, 1, 127, 128, 254, 255};
+            for (int8_t& each_weight : weight) each_weight = int8_t(kWeights[numbers.in(0, 9)]);
+            for (uint8_t& each_input : input) each_input = uint8_t(kInputs[numbers.in(0, 5)]);
+        }
+        if (values == Values::largest) {
             std::fill(input.begin(), input.end(), uint8_t(numbers.coin() ? 255 : 0));
             for (int64_t i = 0; i < int64_t(weight.size()); ++i) weight[i] = i / each % 2 ? -127 : 127;
             q.zero_in = numbers.coin() ? 0 : 255;
@@ -278,8 +288,10 @@ void test_layer(const Layer& layer, Numbers& numbers) {
     const Keep pairs[][2] = {{Keep::all, Keep::all},  {Keep::some, Keep::some},        {Keep::one, Keep::all_but_one},
                              {Keep::none, Keep::all}, {Keep::all_but_one, Keep::some}, {Keep::some, Keep::one},
                              {Keep::all, Keep::none}};
-    for (const auto& pair : pairs) compare(Case(layer, pair[0], pair[1], false, numbers), layer.text());
-    compare(Case(layer, Keep::all, Keep::all, true, numbers), layer.text() + ", saturated");
+    for (const auto& pair : pairs) compare(Case(layer, pair[0], pair[1], Values::any, numbers), layer.text());
+    compare(Case(layer, Keep::all, Keep::all, Values::largest, numbers), layer.text() + ", largest");
+    for (const Keep keep : {Keep::all, Keep::some})
+        compare(Case(layer, keep, Keep::all, Values::edges, numbers), layer.text() + ", edges");
 }
 
 // 115 inputs are the most whose sums stay below 2^25, where Winograd's modulo 2^26 ends: 9 * 127 * 255 of each.
@@ -291,7 +303,7 @@ void test_largest_sums(Numbers& numbers) {
     };
     for (const int inputs : {115, 116})
         for (const int zero : {0, 255}) {
-            Case one({{inputs, 13, 12}, 3, 3, 1, 1}, Keep::all, Keep::all, true, numbers);
+            Case one({{inputs, 13, 12}, 3, 3, 1, 1}, Keep::all, Keep::all, Values::largest, numbers);
             std::fill(one.input.begin(), one.input.end(), uint8_t(255 - zero));
             one.q.zero_in = zero;
             compare(one, one.layer.text() + ", largest sums");

@@ -14,12 +14,11 @@ namespace cofire {
 constexpr int kNumberBytes = 3;
 
 struct Head8 {
-    const int8_t* weight =
-        nullptr;                 // (rows, pitch), zeros behind the inputs; null: the head's weights are no such numbers
-    int64_t pitch = 0;           // whole cache lines
-    std::vector<float> factor;   // of each row,
-    std::vector<int32_t> total;  // what its numbers add up to,
-    std::vector<int32_t> lacks;  // and what Kernels8::dot leaves out of their products
+    const int8_t* weight = nullptr;  // (rows, pitch), zeros behind the inputs; null: the head's are no such numbers
+    int64_t pitch = 0;               // whole cache lines
+    std::vector<float> factor;       // of each row,
+    std::vector<int32_t> total;      // what its numbers add up to,
+    std::vector<int32_t> lacks;      // and what Kernels8::dot leaves out of their products
 };
 
 // Of the head of an op that decides. Only heads that read bytes, whose sums cannot overflow.

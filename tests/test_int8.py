@@ -71,6 +71,9 @@ def check_bits(engine: Engine, x: Tensor, forced: dict[str, Tensor]) -> None:
         engine(torch.full_like(x, NOT_A_NUMBER), threads)  # leaves other numbers in all memory
         with engine.force(forced):
             assert torch.equal(engine(x, threads), wanted.out)
+            for name, logits in engine.logits(x).items():
+                near = 1e-5 * float(wanted.logits[name].abs().max().clamp(min=1))
+                assert torch.allclose(torch.from_numpy(logits), wanted.logits[name], atol=near, rtol=0), name
         for name, macs in wanted.macs.items():
             assert engine.last_macs[name].tolist() == macs.tolist(), name
         for number, image in enumerate(x):
@@ -111,12 +114,13 @@ def test_small_networks_bit_for_bit(net: Any, kernel: str) -> None:
     check_bits(with_kernel(kernel, program, ""), x, forced)
 
 
-def test_a_trained_gated_network_bit_for_bit() -> None:
+@pytest.mark.parametrize("kernel", ["ref", *KERNELS])
+def test_a_trained_gated_network_bit_for_bit(kernel: str) -> None:
     """Under the engine's own masks; those are the simulation's but for logits that round to the threshold."""
     model = zoo.load("resnet20_cifar10_ftwt").eval()
     x = images(16, (3, 32, 32))
     found = quantize(model, x)
-    engine = cofire.compile(found)
+    engine = with_kernel(kernel, found.program, "")
     out = engine(x)
     masks = {name: torch.from_numpy(mask) for name, mask in engine.last_masks.items()}
     wanted = interpreter.trace(found.program, x, forced=masks)

@@ -42,6 +42,7 @@ LATENCIES = {
     "AMD EPYC, Zen 5": "bench_latency_zen5.json",
     "AMD EPYC, Zen 4": "bench_latency.json",
     "AMD EPYC, Zen 4, held to AVX2": "bench_latency_avx2.json",
+    "AMD EPYC, Zen 5, held to AVX2": "bench_latency_avx2_zen5.json",
 }
 """Machine -> what `benchmarks/latency.py` found there."""
 BEGIN, END = "<!-- results: ", "<!-- end of results -->"
